@@ -20,7 +20,7 @@ from command import arguments, save
 from decode import _STEPS, repeated
 
 from attn_dispatch import dot_product_attention, paged_attention
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
 from attn_dispatch.settings import current, restored
 from attn_dispatch_tools.reports.environment import environment
 

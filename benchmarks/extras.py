@@ -1,10 +1,10 @@
-"""Speed of flash and of cuDNN on one GPU, from which core/preferences.json was made.
+"""Speed of flash and of cuDNN on one GPU, from which core/faster_extras.json was made.
 
 usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--out FOLDER]
 
-flash (dew-flash-attn), cuDNN and the default choice take turns at the same calls, forward and with
-all gradients. With the default choice, the backward pass may use another implementation than the
-forward pass. For packed sequences, flash's bare kernels are measured as well.
+flash (dew-flash-attn) and cuDNN take turns at the same calls, forward and with all gradients, and
+so does the default choice, whose backward pass may use another implementation than its forward
+pass. For packed sequences the bare kernel, called with cu_seqlens only, is measured as well.
 """
 
 from __future__ import annotations

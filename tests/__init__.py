@@ -1,1 +1,1 @@
-"""Tests, and what they share: `tests.support`. Only the checkout has them, no wheel does."""
+"""The tests and their shared helpers, `tests.support`. No wheel contains them."""

@@ -14,28 +14,28 @@ import jax
 import pytest
 
 from attn_dispatch import settings, warning
-from attn_dispatch.core import call_warnings
+from attn_dispatch.core import call_warnings, select
 from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
-from tests.support.ir_contexts import use_again
+from tests.support.ir_contexts import reuse_contexts
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config):
-    """All but the GPU suite, asked for by name, runs on the CPU, on machines with a GPU too."""
-    use_again()
-    _take_own_cores(config)
-    # What another version has kept must not make tests pass, nor theirs fill the user's folder.
+    """Run tests on the CPU, on machines with a GPU too, unless the GPU suite is asked for."""
+    reuse_contexts()
+    _take_share_of_cores(config)
+    # Files of another version must not make tests pass, and tests must not fill the user's folder.
     os.environ.setdefault("ATTN_DISPATCH_PLANS", "off")
     os.environ.setdefault("ATTN_DISPATCH_WINNERS", "off")
     paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         return
-    # In the environment, for the processes that tests start as well. LLVM's optimisations would
-    # take longer than everything that they speed up.
+    # The environment also reaches the processes that tests start. LLVM's optimisations would take
+    # longer than they save.
     quickly = (f"--{flag}={str(value).lower()}" for flag, value in COMPILE_QUICKLY.items())
     os.environ.setdefault("XLA_FLAGS", " ".join(quickly))
-    # Where in Python each operation was made: nobody reads that, and to write it down takes time.
+    # Nobody reads the Python location of each operation, and writing it takes time.
     os.environ.setdefault("JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS", "0")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
@@ -44,10 +44,10 @@ def pytest_configure(config):
 
 
 def _compile_once(config):
-    """XLA compiles each program once in this process and those that its tests start.
+    """Let XLA compile each program once in this process and in those that its tests start.
 
-    Many tests trace anew what another test has compiled. The folder is this process's, as JAX's
-    files in it are not whole at once, and goes with it.
+    Many tests trace a program again that another test has compiled. Each process has a separate
+    folder, which it removes at the end, since JAX does not write the files in it atomically.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -62,29 +62,29 @@ def _compile_once(config):
         jax.config.update(name, value)
 
 
-def _take_own_cores(config):
-    """Each of several processes keeps to its share of the cores.
+def _take_share_of_cores(config):
+    """Keep each of several test processes to its share of the cores.
 
-    XLA has a thread for every core that it sees, and on two cores the threads of two processes that
-    wait for each other double what the suite takes.
+    XLA starts a thread for every core that it sees. On two cores the threads of two processes wait
+    for each other, which doubles the time of the suite.
     """
     worker = getattr(config, "workerinput", None)
     if worker is None or not hasattr(os, "sched_setaffinity"):
         return
     count, index = worker["workercount"], int(worker["workerid"].removeprefix("gw"))
-    if own := sorted(os.sched_getaffinity(0))[index::count]:
-        os.sched_setaffinity(0, own)
+    if share := sorted(os.sched_getaffinity(0))[index::count]:
+        os.sched_setaffinity(0, share)
 
 
 def pytest_collection_finish():
-    """To walk over all that is imported again and again took a sixth of the suite's time."""
+    """Keep imported objects from the garbage collector, which took a sixth of the suite's time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
 
 
 def pytest_collection_modifyitems(items):
-    """What takes longest goes first, so that no core is idle at last."""
+    """Run the longest files first, so that no core is idle at the end."""
     longest = (
         "cudnn/test_planning.py", "xla/test_conformance.py", "xla/test_draws.py",
         "core/test_meshes.py", "aiter/test_conformance.py", "aiter/test_dispatch.py",
@@ -96,17 +96,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def without_rewrites():
-    """Kernels run what they take as it is."""
+    """Switch rewrites off: a kernel runs only the calls that it takes as they are."""
     with settings.rewrites(False):
         yield
 
 
 @pytest.fixture(autouse=True)
-def _own_settings(monkeypatch):
-    """No setting of the caller's environment, and no warning already given, reaches a test."""
+def _default_settings(monkeypatch):
+    """Hide settings in the caller's environment, and forget the warnings already given."""
     monkeypatch.delenv("ATTN_DISPATCH_TARGET", raising=False)
     monkeypatch.delenv("ATTN_DISPATCH_FALLBACK", raising=False)
     monkeypatch.delenv("ATTN_DISPATCH_CHECK", raising=False)
     monkeypatch.delenv("ATTN_DISPATCH_REWRITES", raising=False)
     warning.forget()
     call_warnings.forget()
+    select.is_installed.cache_clear()

@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention` is a subset: same arguments, same values, same gradients."""
+"""The arguments of `jax.nn.dot_product_attention` give the same values and gradients here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 Q, KEY, V, OUT_GRAD = normal(B, T, N, H), normal(B, S, K, H), normal(B, S, K, H), normal(B, T, N, H)
-# No row without a key: there jax.nn gives the mean of all values, and we 0 on purpose.
+# Every row attends a key: for a row without one jax.nn gives the mean of all values, and we give 0.
 MASK = (_rng.random((B, N, T, S)) < 0.6) | (np.arange(S) == 0)
 
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -47,8 +47,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def both(options: dict[str, Any], q=Q, k=KEY, v=V, out_grad=OUT_GRAD) -> list[Any]:
-    """(out, residual) and the gradients of q, k, v and bias, of our call and of jax.nn's."""
+def ours_and_theirs(options: dict[str, Any], q=Q, k=KEY, v=V, out_grad=OUT_GRAD) -> list[Any]:
+    """The gradients of q, k, v and bias, and (out, residual): of our call, and of jax.nn's."""
     floats: dict[str, Any] = {"query": q, "key": k, "value": v}
     floats |= {"bias": options["bias"]} if "bias" in options else {}
     rest: dict[str, Any] = {name: x for name, x in options.items() if name != "bias"}
@@ -71,27 +71,27 @@ def assert_close(got: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", _OPTIONS)
-def test_agreement(name: str):
-    assert_close(*both(_OPTIONS[name]))
+def test_values_and_gradients_agree_with_jax_nn(name: str):
+    assert_close(*ours_and_theirs(_OPTIONS[name]))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_heads(kv_heads: int):
+def test_calls_with_other_kv_heads_agree_with_jax_nn(kv_heads: int):
     k, v = normal(B, S, kv_heads, H), normal(B, S, kv_heads, H)
-    assert_close(*both({"is_causal": True, "bias": _OPTIONS["bias"]["bias"]}, k=k, v=v))
+    assert_close(*ours_and_theirs({"is_causal": True, "bias": _OPTIONS["bias"]["bias"]}, k=k, v=v))
 
 
-def test_unbatched():
+def test_calls_without_a_batch_axis_agree_with_jax_nn():
     options = {"mask": MASK[:1], "is_causal": True}
-    assert_close(*both(options, Q[0], KEY[0], V[0], OUT_GRAD[0]))
+    assert_close(*ours_and_theirs(options, Q[0], KEY[0], V[0], OUT_GRAD[0]))
     options = {"key_value_seq_lengths": np.array([5]), "bias": normal(1, N, T, S)}
-    assert_close(*both(options, Q[0], KEY[0], V[0], OUT_GRAD[0]))
+    assert_close(*ours_and_theirs(options, Q[0], KEY[0], V[0], OUT_GRAD[0]))
 
 
-def test_query_lengths():
-    """Rows past the length: 0 here and there, and the same gradients; their lse is ours alone."""
+def test_query_lengths_agree_except_for_the_lse_of_padding_rows():
+    """Both give padding rows 0 and the same gradients; only our call gives them an lse of -inf."""
     options = {"query_seq_lengths": np.array([4, 7]), "key_value_seq_lengths": np.array([9, 5])}
-    (ours, (out, residual)), (theirs, (their_out, their_residual)) = both(options)
+    (ours, (out, residual)), (theirs, (their_out, their_residual)) = ours_and_theirs(options)
     assert_close(out, their_out)
     assert_close(ours, theirs)
     assert_close(residual[1], their_residual[1])
@@ -100,7 +100,7 @@ def test_query_lengths():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision(dtype: str):
+def test_half_precision_agrees_with_jax_nn(dtype: str):
     q, k, v = (jnp.asarray(x, dtype) for x in (Q, KEY, V))
     out, residual = dot_product_attention(q, k, v, is_causal=True, return_residual=True)
     expected, expected_residual = jax.nn.dot_product_attention(
@@ -114,8 +114,8 @@ def test_half_precision(dtype: str):
         )
 
 
-def test_where_we_differ_on_purpose():
-    """A row that attends nothing, and NaN in padding."""
+def test_rows_without_keys_are_zero_and_nan_in_padding_has_no_effect():
+    """The differences from jax.nn that are intended."""
     nothing = np.zeros((1, 1, T, S), bool)
     assert not np.any(dot_product_attention(Q, KEY, V, mask=nothing))
     their_out = jax.nn.dot_product_attention(Q, KEY, V, mask=nothing, implementation="xla")

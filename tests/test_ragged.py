@@ -1,4 +1,4 @@
-"""`ragged_dot_product_attention`: packed sequences, and wrong calls."""
+"""`ragged_dot_product_attention`: packed sequences, and the calls that it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_dispatch import dot_product_attention, explain, ragged_dot_product_att
 
 CU_Q = np.array([0, 3, 3, 9, 10])
 CU_KV = np.array([0, 4, 6, 13, 13])
-LONGEST: dict[str, Any] = {"max_seqlen_q": 6, "max_seqlen_kv": 7}
+MAX_LENGTHS: dict[str, Any] = {"max_seqlen_q": 6, "max_seqlen_kv": 7}
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"is_causal": True},
@@ -25,19 +25,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def arrays(dtype: Any = jnp.float32) -> list[jax.Array]:
-    """12 queries and 14 keys, of which the sequences have 10 and 13."""
+    """12 queries and 14 keys; the sequences take 10 and 13 of them."""
     rng = np.random.default_rng(0)
     shapes = ((12, 4, 8), (14, 2, 8), (14, 2, 6))
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
 def ragged(q, k, v, **options: Any) -> Any:
-    given: dict[str, Any] = {"cu_seqlens_q": CU_Q, "cu_seqlens_kv": CU_KV} | LONGEST | options
+    given: dict[str, Any] = {"cu_seqlens_q": CU_Q, "cu_seqlens_kv": CU_KV} | MAX_LENGTHS | options
     return ragged_dot_product_attention(q, k, v, **given)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_each_sequence_is_a_call_of_its_own(options):
+def test_each_sequence_equals_a_separate_call(options):
     q, k, v = arrays()
     out, lse = ragged(q, k, v, return_lse=True, **options)
     assert (out.shape, lse.shape) == ((12, 4, 6), (12, 4))
@@ -52,7 +52,7 @@ def test_each_sequence_is_a_call_of_its_own(options):
     np.testing.assert_allclose(lse, expected_lse, atol=1e-5)
 
 
-def test_nothing_crosses_from_one_sequence_to_another():
+def test_a_sequence_does_not_affect_the_others():
     q, k, v = arrays()
 
     def gradients(q, k, v):
@@ -68,7 +68,7 @@ def test_nothing_crosses_from_one_sequence_to_another():
         np.testing.assert_array_equal(got[:6], expected[:6])
 
 
-def test_rows_of_no_sequence_reach_nothing():
+def test_rows_outside_every_sequence_affect_nothing():
     q, k, v = arrays()
     poisoned = q.at[10:].set(np.nan), k.at[13:].set(np.inf), v.at[13:].set(np.nan)
     out, pull = jax.vjp(ragged, *poisoned)
@@ -78,7 +78,7 @@ def test_rows_of_no_sequence_reach_nothing():
     assert not pull(out)[0][10:].any() and not pull(out)[1][13:].any()
 
 
-def test_vmap_and_jit_over_the_boundaries():
+def test_vmap_and_jit_over_cu_seqlens_equal_single_calls():
     q, k, v = arrays()
     cu_q = jnp.stack([CU_Q, jnp.array([0, 0, 1, 2, 7])])
     cu_kv = jnp.stack([CU_KV, jnp.array([0, 2, 2, 4, 10])])
@@ -92,8 +92,8 @@ def test_vmap_and_jit_over_the_boundaries():
         np.testing.assert_allclose(out, alone, atol=1e-6)
 
 
-def test_boundaries_that_are_wrong_make_nan():
-    """Traced, for they are looked at otherwise."""
+def test_wrong_traced_cu_seqlens_make_every_row_nan():
+    """The boundaries are traced, since concrete ones are checked before the call."""
     q, k, v = arrays()
     call = jax.jit(lambda cu_q, cu_kv: ragged_dot_product_attention(
         q, k, v, cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, max_seqlen_q=12, max_seqlen_kv=14,
@@ -107,7 +107,7 @@ def test_boundaries_that_are_wrong_make_nan():
 
 
 @pytest.mark.parametrize("longest", [{"max_seqlen_q": 3}, {"max_seqlen_kv": 4}])
-def test_a_sequence_that_is_too_long_is_nan_and_no_other(longest):
+def test_a_sequence_that_is_too_long_alone_is_nan(longest):
     q, k, v = arrays()
 
     def run(q, k, v, longest):
@@ -154,7 +154,7 @@ def test_a_sequence_that_is_too_long_is_nan_and_no_other(longest):
         ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1"),
     ],
 )
-def test_wrong_call(change, message):
+def test_a_wrong_call_raises_with_what_was_expected(change, message):
     q, k, v = arrays()
     call: dict[str, Any] = {
         "query": q,
@@ -164,12 +164,12 @@ def test_wrong_call(change, message):
         "cu_seqlens_kv": CU_KV,
     }
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        ragged_dot_product_attention(**call | LONGEST | change)
+        ragged_dot_product_attention(**call | MAX_LENGTHS | change)
 
 
-def test_explain():
+def test_explain_chooses_aiter_for_a_ragged_call():
     q, k, v = (x.astype(jnp.bfloat16) for x in arrays())
-    explanation = explain(q, k, v, cu_seqlens_q=CU_Q, cu_seqlens_kv=CU_KV, **LONGEST,
+    explanation = explain(q, k, v, cu_seqlens_q=CU_Q, cu_seqlens_kv=CU_KV, **MAX_LENGTHS,
                           target="gfx942")  # fmt: skip
     assert explanation.chosen_forward == explanation.chosen_backward == "aiter"
     assert "max_seq_lens=(6, 7)" in " ".join(str(explanation).split())

@@ -1,4 +1,4 @@
-"""Reasons as data: what makes two of them one, the tables of rules, and remedies that are true."""
+"""Reasons as data: when two are equal, the tables of rules, and remedies that hold."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from attn_dispatch import aiter, cudnn, explain, fa4, flash, xla
 from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.options import backward_options
-from attn_dispatch.core import eligibility, nearest, select
+from attn_dispatch.core import eligibility, nearest
 from attn_dispatch.core.rewrites import rewritten
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
 from attn_dispatch.core.rewrites.dense import MASK_AS_BIAS, SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
@@ -34,20 +35,21 @@ from tests.support.backend import needs_cudnn
 GFX942 = parse("gfx942")
 
 
-def test_rule_and_facts_make_a_reason():
-    one = Reason("page_size", (("size", 64),), "pages of 64", "pages of 128")
-    assert one == Reason("page_size", (("size", 64),), "in other words")
-    assert hash(one) == hash(Reason("page_size", (("size", 64),)))
-    assert one != Reason("page_size", (("size", 8),), "pages of 64", "pages of 128")
-    assert one != Reason("pages", (("size", 64),), "pages of 64", "pages of 128")
-    assert str(one) == "pages of 64" and one.with_remedy == "pages of 64 (remedy: pages of 128)"
-    assert replace(one, remedy="").with_remedy == "pages of 64"
-    noted = one.where("in the backward pass", ("direction", "backward"))
-    assert noted != one and noted.rule == one.rule and noted.remedy == one.remedy
+def test_reasons_are_equal_by_rule_and_facts():
+    reason = Reason("page_size", (("size", 64),), "pages of 64", "pages of 128")
+    assert reason == Reason("page_size", (("size", 64),), "another sentence")
+    assert hash(reason) == hash(Reason("page_size", (("size", 64),)))
+    assert reason != Reason("page_size", (("size", 8),), "pages of 64", "pages of 128")
+    assert reason != Reason("pages", (("size", 64),), "pages of 64", "pages of 128")
+    assert str(reason) == "pages of 64"
+    assert reason.with_remedy == "pages of 64 (remedy: pages of 128)"
+    assert replace(reason, remedy="").with_remedy == "pages of 64"
+    noted = reason.where("in the backward pass", ("direction", "backward"))
+    assert noted != reason and noted.rule == reason.rule and noted.remedy == reason.remedy
     assert str(noted) == "pages of 64 (in the backward pass)"
 
 
-def test_a_number_is_no_part_of_a_stated_rule():
+def test_sentences_with_different_numbers_have_the_same_rule():
     one, other = (reason_from_sentence("toy", f"up to {x} keys") for x in (4_096, 77))
     assert (
         one != other
@@ -56,7 +58,7 @@ def test_a_number_is_no_part_of_a_stated_rule():
     assert one.rule != reason_from_sentence("other", str(one)).rule
 
 
-def test_a_table_says_what_is_broken():
+def test_broken_gives_a_reason_for_each_rule_that_applies():
     rules = (
         Rule[int]("odd", lambda x: x % 2 == 1, "{x} is odd", "add 1", facts=lambda x: {"x": x}),
         Rule[int]("large", lambda x: x > 9, "large", lambda x: f"subtract {x - 9}"),
@@ -69,7 +71,7 @@ def test_a_table_says_what_is_broken():
 
 TABLES: dict[str, tuple[Any, ...]] = {
     "cudnn": cudnn_rules._RULES,
-    "cudnn, a way": cudnn_rules._VARIANT_RULES,
+    "cudnn, a variant": cudnn_rules._VARIANT_RULES,
     "flash": (DTYPE, MAX_SEGMENTS, *flash_rules._RULES, *flash_rules._WRONG_CORNER),
     "fa4": (*fa4_rules._RULES, fa4_rules._WIDTH_OF_SM100),
     "aiter": aiter_call_rules.CALL_RULES,
@@ -81,25 +83,25 @@ TABLES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_no_two_rows_have_one_name(table: str):
+def test_the_rules_of_a_table_have_distinct_names(table: str):
     assert not [x for x, n in Counter(rule.name for rule in TABLES[table]).items() if n > 1]
 
 
-def test_a_name_means_the_same_in_every_table():
-    """A rule of several tables is one of those that vendors share, or one of a vendor's own."""
+def test_a_rule_named_after_an_implementation_is_in_its_tables_alone():
+    """Implementations share only rules whose names name none of them."""
     found: dict[str, set[str]] = {}
     for table, rules in TABLES.items():
         for rule in rules:
             found.setdefault(rule.name, set()).add(table.split(",")[0])
-    shared = {name for name, of in found.items() if len(of) > 1}
+    shared = {name for name, vendors in found.items() if len(vendors) > 1}
     assert all("/" not in name or name.startswith("feature/") for name in shared), shared
-    for name, of in found.items():
+    for name, vendors in found.items():
         owner = name.split("/")[0]
-        assert "/" not in name or owner in ("feature", *of), name
+        assert "/" not in name or owner in ("feature", *vendors), name
 
 
 @pytest.mark.parametrize("module", [cudnn, flash, fa4, aiter, xla], ids=lambda x: x.NAME)
-def test_what_they_answer_is_reasons(module: ModuleType):
+def test_not_supported_reasons_are_distinct_reasons(module: ModuleType):
     spec = spec_of(Case("call", dtype="float32", sinks=1, alibi=1).forward_options(),
                    Case("call", dtype="float32", sinks=1, alibi=1).avals())  # fmt: skip
     for device in (parse("sm90"), GFX942, parse("cpu")):
@@ -109,8 +111,8 @@ def test_what_they_answer_is_reasons(module: ModuleType):
         assert len(set(reasons)) == len(reasons)
 
 
-def test_every_rule_of_ours_has_its_remedy():
-    """Those of the kernels' own limits have none but XLA."""
+def test_rules_have_a_remedy_unless_only_xla_helps():
+    """Only XLA helps against a kernel's limits; those rules have no remedy."""
     for rule in cudnn_rules._RULES:
         assert rule.remedy, rule.name
     for name in ("feature/mask", "aiter/bias_and_alibi", "feature/local_window_size as an array",
@@ -124,21 +126,21 @@ def cudnn_rule(name: str) -> Rule:
     return rule
 
 
-def made(**facts: Any) -> Any:
+def spec_for(**facts: Any) -> Any:
     case = Case("call", **facts)
     return spec_of(case.forward_options(), case.avals())
 
 
-def test_the_top_left_mask_is_a_remedy_where_it_is_the_same():
+def test_the_top_left_mask_is_no_remedy_with_query_lengths():
     band = {"is_causal": True, "alignment": "bottom_right", "bias": (1, 1, 64, 64)}
     rule = cudnn_rule("cudnn/bottom_right")
-    with_lengths = made(t=64, s=64, q_lengths=(1, 0.5), **band)
+    with_lengths = spec_for(t=64, s=64, q_lengths=(1, 0.5), **band)
     assert rule.applies(with_lengths)
     remedy = rule.reason(with_lengths).remedy
     assert "top-left" not in remedy and "mask" in remedy
 
 
-def test_a_row_bias_is_left_out_only_where_it_changes_lse_alone():
+def test_leaving_out_a_row_bias_is_a_remedy_if_it_changes_lse_alone():
     def remedy(**facts: Any) -> str:
         case = Case("call", t=8, s=8, bias=(1, 1, 8, 1), **facts)
         forward = spec_of(case.forward_options(), case.avals())
@@ -157,7 +159,7 @@ def test_a_row_bias_is_left_out_only_where_it_changes_lse_alone():
 Q = jax.ShapeDtypeStruct((4, 1, 32, 128), jnp.bfloat16)
 
 
-def paged(page: int, queries: int = 1, **options: Any) -> select.Verdict:
+def paged(page: int, queries: int = 1, **options: Any) -> Verdict:
     pool = jax.ShapeDtypeStruct((256, page, 8, 128), jnp.bfloat16)
     found = explain(
         jax.ShapeDtypeStruct((4, queries, 32, 128), jnp.bfloat16),
@@ -174,36 +176,37 @@ def paged(page: int, queries: int = 1, **options: Any) -> select.Verdict:
 
 @pytest.mark.parametrize("queries", [1, 4])
 @pytest.mark.parametrize("page", [64, 16])
-def test_pages_of_another_size_are_no_progress(page: int, queries: int):
-    """Cut into blocks of 8 keys they were gathered all the same: CK wants multiples of 128."""
+def test_pages_are_gathered_without_being_cut_first(page: int, queries: int):
+    """Cutting pages into blocks of 8 keys would not help: CK needs multiples of 128."""
     assert paged(page, queries, logits_soft_cap=30.0).rewrites == (PAGES_GATHERED.name,)
 
 
-def test_a_rewrite_that_changes_a_number_is_not_taken():
-    """Padding a head dim of 200 to 256 leaves a value dim of 512 what it is."""
+def test_a_rewrite_that_only_changes_the_facts_of_a_reason_is_not_taken():
+    """Padding a head dim of 200 to 256 does not help against a value dim of 512."""
     case = Case("wide", h=200, v=512, dtype="bfloat16", inference=True)
     spec = spec_of(case.forward_options(), case.avals())
     reasons, chain = eligibility.reasons_and_chain(aiter, spec, GFX942)
     assert reasons == () and len(chain.steps) == 1 and "columns" in chain.names[0]
 
 
-def test_a_rewrite_may_leave_to_another_what_it_brings():
-    """A rule that is new is no harm where another rewrite takes it away."""
+def test_a_rewrite_may_add_a_reason_that_another_removes():
+    """Lengths become a mask, which breaks another rule, and the mask becomes a bias."""
 
-    def against(spec: Any) -> tuple[Reason, ...]:
+    def reasons_against(spec: Any) -> tuple[Reason, ...]:
         found = {"lengths": spec.has("query_seq_lengths"), "mask": spec.has("mask")}
         return tuple(Reason(x) for x, is_there in found.items() if is_there)
 
-    chain = rewritten(made(q_lengths=(1, 0.5)), against)
+    chain = rewritten(spec_for(q_lengths=(1, 0.5)), reasons_against)
     assert chain.reasons == () and len(chain.names) == 2
     middle = chain.steps[1][1]
-    assert rules_of(against(chain.first)) == {"lengths"} and rules_of(against(middle)) == {"mask"}
+    assert rules_of(reasons_against(chain.first)) == {"lengths"}
+    assert rules_of(reasons_against(middle)) == {"mask"}
 
 
-# What users read.
+# The reasons that users read.
 
 
-def test_a_rule_is_told_once_and_with_other_facts_again(monkeypatch, recwarn):
+def test_a_reason_warns_once_and_again_with_other_facts(monkeypatch, recwarn):
     def refusing(size: int) -> Callable[..., tuple[Reason, ...]]:
         return lambda spec, device: (Reason("size", (("size", size),), f"size {size}"),)
 
@@ -215,15 +218,15 @@ def test_a_rule_is_told_once_and_with_other_facts_again(monkeypatch, recwarn):
         return [str(recwarn.pop().message) for _ in range(len(recwarn))]
 
     monkeypatch.setattr(aiter, "not_supported_reasons", refusing(1))
-    (said,) = lower()
-    assert "size 1" in said and lower() == []
+    (message,) = lower()
+    assert "size 1" in message and lower() == []
     monkeypatch.setattr(aiter, "not_supported_reasons", refusing(2))
-    (said,) = lower()
-    assert "size 2" in said
+    (message,) = lower()
+    assert "size 2" in message
 
 
-def against(target: str, *arrays: jax.ShapeDtypeStruct, **options: Any) -> list[str]:
-    """What a user reads of the vendor's forward pass on a device."""
+def vendor_reasons(target: str, *arrays: jax.ShapeDtypeStruct, **options: Any) -> list[str]:
+    """The reasons against the vendor's forward pass on a device, as users read them."""
     name = {"sm90": "cudnn", "mi300x": "aiter"}[target]
     found = explain(*arrays, target=target, **options)
     (verdict,) = (x for x in found.forward if x.implementation == name)
@@ -235,72 +238,74 @@ def square(length: int, batch: int = 1, heads: int = 2, dtype: Any = jnp.bfloat1
 
 
 @pytest.mark.parametrize("target", [pytest.param("sm90", marks=needs_cudnn), "mi300x"])
-def test_the_size_of_an_array_that_is_not_made_is_said(target: str):
+def test_a_reason_gives_the_size_of_an_array_that_is_too_large(target: str):
     def documents(batch: int) -> dict[str, Any]:
         return {"mask_mod": document_mask(jnp.zeros((batch, 1024), jnp.int32))}
 
-    assert against(target, *square(1024, 4), **documents(4)) == []
-    (read,) = against(target, *square(1024, 200), **documents(200))
-    assert read.startswith("mask_mod: ") and read.endswith(
+    assert vendor_reasons(target, *square(1024, 4), **documents(4)) == []
+    (reason,) = vendor_reasons(target, *square(1024, 200), **documents(200))
+    assert reason.startswith("mask_mod: ") and reason.endswith(
         "(as an array over pairs it would be [200, 1, 1024, 1024], 209,715,200 entries; the limit "
         "is 134,217,728) (remedy: make calls for a part of the batch each)"
     )
 
 
-def test_no_part_of_the_batch_is_a_remedy_where_one_row_is_too_large():
+def test_splitting_the_batch_is_no_remedy_if_one_row_is_too_large():
     reason = nearest._with_size(Reason("mask_mod", text="mask_mod"), (2, 1, 16384, 16384))
     assert "536,870,912 entries" in str(reason) and reason.remedy == ""
     reason = nearest._with_size(Reason("mask_mod", remedy="its own"), (2, 1, 8192, 16384))
     assert reason.remedy == "its own"
 
 
-def test_a_call_that_runs_alone_and_not_as_dropout_prescribes():
-    """Its forward pass is rewritten, so it must be, and then it does not run."""
-    spec = made(mask=(1, 1, 8, 8), t=8, s=8)
+def test_a_reason_names_the_rewrite_that_dropout_prescribes():
+    """The kernel would run the call as it is, but the forward pass has applied a rewrite."""
+    spec = spec_for(mask=(1, 1, 8, 8), t=8, s=8)
     chain = rewritten(spec, lambda x: (Reason("bias"),) * x.has("bias"), first=MASK_AS_BIAS.name)
     assert chain.reasons and [x for x, _ in chain.steps] == [MASK_AS_BIAS]
     chain = replace(chain, nearest=(0, ()))
-    (read,) = nearest.reasons_to_read(chain, (), lambda x: (Reason("bias"),))
-    assert read.rule == "bias" and MASK_AS_BIAS.name in str(read)
+    (reason,) = nearest.reasons_to_read(chain, (), lambda x: (Reason("bias"),))
+    assert reason.rule == "bias" and MASK_AS_BIAS.name in str(reason)
 
 
-def test_an_array_of_any_size_is_made_for_nobody():
-    spec = made(b=4, t=8192, s=8192, alibi=1)
+def test_slopes_become_a_bias_only_up_to_the_limit():
+    spec = spec_for(b=4, t=8192, s=8192, alibi=1)
     assert SLOPES_AS_BIAS.applied(spec) is None
     assert SLOPES_AS_BIAS.too_large(spec) == (1, 4, 8192, 8192)
-    assert SLOPES_AS_BIAS.too_large(made(t=64, s=64, alibi=1)) is None
+    assert SLOPES_AS_BIAS.too_large(spec_for(t=64, s=64, alibi=1)) is None
 
 
-def test_a_mask_that_32_bits_do_not_count():
-    """As a bias, which the user did not pass, it is too large for AITER."""
+def test_a_mask_too_large_for_32_bits_has_a_reason_after_its_rewrite():
+    """The mask would become a bias, which the user did not pass and AITER cannot index."""
     mask = jax.ShapeDtypeStruct((1, 1, 65536, 65536), jnp.bool_)
-    as_made, rewritten = against("mi300x", *square(65536), mask=mask)
+    as_made, rewritten = vendor_reasons("mi300x", *square(65536), mask=mask)
     assert as_made.startswith("mask: not run through AITER") and "(remedy: use lengths" in as_made
     assert rewritten.startswith("over 2**31 - 1 elements from one to the next head of bias, ")
     assert rewritten.endswith(f"(of the call as rewritten: {MASK_AS_BIAS.name})")
 
 
-def test_a_float32_table_is_what_speaks_against_a_score_mod():
+def test_a_score_mod_that_reads_a_float32_table_has_a_reason():
     def options(dtype: Any, *, reads: bool = True) -> dict[str, Any]:
         table = jnp.zeros((32, 2), dtype)
         if not reads:
             return {"score_mod": lambda score, b, n, t, s: score + jnp.tanh((t - s) / 9.0)}
         return {"score_mod": lambda score, b, n, t, s: score + table[jnp.clip(t - s, 0, 31), n]}
 
-    assert against("mi300x", *square(1024), **options(jnp.bfloat16)) == []
-    as_made, read = against("mi300x", *square(1024), **options(jnp.float32))
+    assert vendor_reasons("mi300x", *square(1024), **options(jnp.bfloat16)) == []
+    as_made, reason = vendor_reasons("mi300x", *square(1024), **options(jnp.float32))
     assert as_made == "score_mod: not run through AITER by this version"
-    assert read.startswith("bias: AITER needs query's dtype bfloat16, got float32 (of the call as")
-    assert read.endswith("(remedy: read arrays of bfloat16 alone in score_mod)")
-    # Nobody can cast what is computed in float32.
-    _, read = against("mi300x", *square(1024), **options(jnp.float32, reads=False))
-    assert "got float32" in read and "remedy" not in read
+    assert reason.startswith(
+        "bias: AITER needs query's dtype bfloat16, got float32 (of the call as"
+    )
+    assert reason.endswith("(remedy: read arrays of bfloat16 alone in score_mod)")
+    # A value that is computed in float32 cannot be cast by the caller.
+    _, reason = vendor_reasons("mi300x", *square(1024), **options(jnp.float32, reads=False))
+    assert "got float32" in reason and "remedy" not in reason
 
 
-def test_what_rewrites_take_away_is_not_read():
-    """But beside another reason that they bring, as above."""
+def test_reasons_that_rewrites_remove_are_not_shown():
+    """They are shown only with another reason that rewrites add, as in the tests above."""
     sinks = jnp.zeros(2)
     wide = (jax.ShapeDtypeStruct((1, 512, 2, 264), jnp.bfloat16),) * 3
-    assert against("mi300x", *wide, sinks=sinks) == ["head dims up to 256, got (264, 264)"]
+    assert vendor_reasons("mi300x", *wide, sinks=sinks) == ["head dims up to 256, got (264, 264)"]
     with attn_dispatch.rewrites(False):
-        assert len(against("mi300x", *wide, sinks=sinks)) == 2
+        assert len(vendor_reasons("mi300x", *wide, sinks=sinks)) == 2

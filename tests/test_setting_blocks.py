@@ -1,4 +1,4 @@
-"""Blocks of settings: what they take, and that nobody takes one for a statement."""
+"""Settings as `with` blocks: the values they take, and the warning if one is called alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch import settings
 
+# By name: a value that is valid, and one that is wrong.
 BLOCKS = {
     "fallback": ("error", "raise"),
     "sharded_dropout": ("same", "other"),
@@ -21,15 +22,15 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_that_is_no_block_is_told_of(name: str):
-    with pytest.warns(RuntimeWarning, match=rf"write `with {name}\(\.\.\.\):` around") as given:
+def test_a_setting_called_as_a_statement_warns(name: str):
+    with pytest.warns(RuntimeWarning, match=rf"write `with {name}\(\.\.\.\):` around") as caught:
         getattr(attn_dispatch, name)(BLOCKS[name][0])
         gc.collect()
-    assert [x.filename for x in given] == [__file__]
+    assert [x.filename for x in caught] == [__file__]
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_and_decorators_are_not(name: str):
+def test_blocks_and_decorators_apply_without_a_warning(name: str):
     before = settings.current()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -46,6 +47,6 @@ def test_blocks_and_decorators_are_not(name: str):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_what_is_wrong_is_said_before_the_block(name: str):
+def test_a_wrong_value_is_refused_before_the_block(name: str):
     with pytest.raises(ValueError, match="expected"):
         getattr(attn_dispatch, name)(BLOCKS[name][1])

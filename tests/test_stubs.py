@@ -1,4 +1,4 @@
-"""The stubs of the C++ modules say what the modules have: names, parameters, defaults, results."""
+"""The stubs of the C++ modules match them in names, parameters, defaults and results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.compiled import needs_compiler
 
 STUBS = Path(attn_dispatch.__file__).parent
 
-# What pybind11 says, and what a stub says of the same.
-SAME = (
+# How pybind11 spells a type, and how a stub spells it.
+SPELLINGS = (
     (r"typing\.SupportsInt \| typing\.SupportsIndex", "SupportsIndex"),
     (r"collections\.abc\.", ""),
     (r"typing_extensions\.CapsuleType", "Any"),
@@ -26,8 +26,8 @@ SAME = (
 )
 
 
-def stub(name: str) -> dict[str, str]:
-    """Its functions by name: "(parameters) -> result"."""
+def stub_signatures(name: str) -> dict[str, str]:
+    """The functions of a stub, by name: "(parameters) -> result"."""
     tree = ast.parse((STUBS / f"{name}.pyi").read_text())
     return dict(signature(x) for x in tree.body if isinstance(x, ast.FunctionDef))
 
@@ -39,28 +39,28 @@ def signature(function: ast.stmt) -> tuple[str, str]:
     return name, bracket + rest
 
 
-def real(module: ModuleType) -> dict[str, str]:
-    """The same of the module, as pybind11 writes it into docstrings."""
+def module_signatures(module: ModuleType) -> dict[str, str]:
+    """The functions of a module, by name, as pybind11 writes them into docstrings."""
     found: dict[str, str] = {}
     for name, value in vars(module).items():
         if name.startswith("_") or isinstance(value, type):
             continue
-        said = str(value.__doc__).splitlines()[0]
-        for pattern, ours in SAME:
-            said = re.sub(pattern, ours, said)
-        found.update([signature(ast.parse(f"def {said}: ...").body[0])])
+        text = str(value.__doc__).splitlines()[0]
+        for pattern, ours in SPELLINGS:
+            text = re.sub(pattern, ours, text)
+        found.update([signature(ast.parse(f"def {text}: ...").body[0])])
     return found
 
 
-def known(signatures: dict[str, str]) -> dict[str, str]:
-    """With what a stub may know better: the values of a dict."""
+def with_any_values(signatures: dict[str, str]) -> dict[str, str]:
+    """The signatures without types of a dict's values, which a stub may state more precisely."""
     return {x: y.replace("dict[str, int]", "dict[str, Any]") for x, y in signatures.items()}
 
 
 @needs_cudnn
-def test_cuda():
+def test_the_stub_of_cuda_matches_the_module():
     module = importlib.import_module("attn_dispatch._cuda")
-    assert known(stub("_cuda")) == known(real(module))
+    assert with_any_values(stub_signatures("_cuda")) == with_any_values(module_signatures(module))
     assert issubclass(module.CudnnError, RuntimeError)
     tree = ast.parse((STUBS / "_cuda.pyi").read_text())
     classes = {x.name for x in tree.body if isinstance(x, ast.ClassDef)}
@@ -68,10 +68,10 @@ def test_cuda():
 
 
 @needs_compiler
-def test_rocm():
+def test_the_stub_of_rocm_matches_the_module():
     aiter_emulated.emulator()
     module = importlib.import_module(aiter_emulated.NAME)
-    assert known(stub("_rocm")) == known(real(module))
+    assert with_any_values(stub_signatures("_rocm")) == with_any_values(module_signatures(module))
 
 
 @pytest.mark.parametrize("name", ["_cuda", "_rocm"])

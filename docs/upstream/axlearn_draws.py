@@ -53,7 +53,7 @@ def main() -> int:
 class Draw:
     """A random call: its arrays, the parts of its bias, and the names of its features."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int):  # noqa: C901  a branch for each option
         dice, draw = random.Random(number), np.random.default_rng(number)
         self.cache = KVCache if dice.random() < 0.2 else None
         queries = dice.choice((1, 2, 7, 16, 33, 64, 75))

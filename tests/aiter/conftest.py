@@ -1,4 +1,4 @@
-"""AITER's dispatch, compiled from its wheel, and its kernels, emulated on this CPU."""
+"""Fixtures: AITER's dispatch, compiled from its wheel, and its kernels, emulated on this CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def libraries() -> tuple[api.Library, api.Library]:
 
 @pytest.fixture
 def judge(libraries: tuple[api.Library, api.Library]) -> Any:
-    """judge.so as a GPU of the arch that it is called with."""
+    """A function that sets the judge to a GPU of the given arch and returns it."""
 
     def on(arch: str) -> api.Library:
         libraries[0].set_hip_version(7)
@@ -35,12 +35,12 @@ def judge(libraries: tuple[api.Library, api.Library]) -> Any:
 
 @pytest.fixture
 def emulator(monkeypatch):
-    """Lowering for the CPU is lowering for gfx942, whose kernels the emulator has."""
+    """Lower calls on the CPU as on gfx942, and run them on the emulator of its kernels."""
 
-    def played(platform: str):
+    def device(platform: str):
         return device_for("rocm" if platform == "cpu" else platform)
 
-    monkeypatch.setattr(primitive, "device_for", played)
+    monkeypatch.setattr(primitive, "device_for", device)
     with (
         attn_dispatch.target("gfx942"),
         attn_dispatch.fallback("error"),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_every_argument_of_split_kv_arrives(libraries: tuple[api.Library, api.Library]):
+def test_every_split_kv_argument_reaches_aiter(libraries: tuple[api.Library, api.Library]):
     struct = api.split_kv_struct()
     given = _fill_distinctly(struct)
     struct.num_splits, struct.logits_soft_cap = 7, 30.0
@@ -34,7 +34,7 @@ def test_every_argument_of_split_kv_arrives(libraries: tuple[api.Library, api.Li
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_every_argument_arrives(
+def test_every_argument_reaches_aiter(
     libraries: tuple[api.Library, api.Library], judge: Any, backward: bool
 ):
     judge("gfx950")
@@ -78,7 +78,7 @@ def test_without_dropout_the_seed_is_zero(libraries: tuple[api.Library, api.Libr
 
 
 def _fill_distinctly(struct: Any) -> dict[str, str]:
-    """Every field its own value, and what AITER should be given, by this project's names."""
+    """Give every field a distinct value; return what AITER should get, by this project's names."""
     chosen = {"dtype": 1, "is_group": 1, "mask": 2, "bias_kind": 1, "use_asm": 1, "accumulator": 1,
               "bf16_rounding": 2, "is_deterministic": 1, "head_dim": 104,
               "head_dim_v": 104}  # fmt: skip

@@ -23,15 +23,15 @@ from attn_dispatch_tools.verify.each_rewrite import each_rewrite
 from attn_dispatch_tools.verify.suite import Conformance
 from tests.support import aiter_emulated
 from tests.support.aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
-from tests.support.aiter_check import Check, asked_otherwise, sixteen_bit_atomics
+from tests.support.aiter_check import Check, differences_from_judge, sixteen_bit_atomics
 
-SCORES = 40_000
-"""The most scores of a case of the common table: the emulator computes them one by one."""
-FEW_SCORES = tuple(
+MAX_SCORES = 40_000
+"""The limit for a common case: the emulator computes scores one by one."""
+SMALL_CASES = tuple(
     case
     for case in CASES
-    if case.b * case.n * case.t * case.s <= SCORES
-    # Called operation by operation, what is gathered is not lowered for the emulator.
+    if case.b * case.n * case.t * case.s <= MAX_SCORES
+    # In an eager call the operation that gathers pages is not lowered for the emulator.
     if not (case.page and case.transform == "eager")
 )
 
@@ -46,7 +46,7 @@ class OnEmulator(Conformance):
     """AITER's custom calls on this machine's CPU; every call is planned for the named GPU."""
 
     implementation = "aiter"
-    # In XLA's part a matrix product would be planned for that GPU as well, and computed here.
+    # XLA would compute a matrix product that was planned for the GPU on this CPU.
     has_fallback = False
 
     def __init__(self, gfx: str) -> None:
@@ -60,18 +60,18 @@ class OnEmulator(Conformance):
 
 @pytest.mark.usefixtures("without_rewrites")
 @pytest.mark.parametrize(("case", "gfx"), CASES_BY_GFX, ids=str)
-def test_cases_of_aiter(case: Case, gfx: str):
+def test_cases_of_aiter_agree_with_the_reference(case: Case, gfx: str):
     with aiter_emulated.arch(gfx) as emulator:
         outcome = OnEmulator(gfx).check(case)
         assert (outcome.status, outcome.failures) == ("passed", ())
         if case.soft_cap is None and not case.inference:
             assert {"query", "key", "value"} <= outcome.errors.keys()
         chosen = Check.chosen_for(case, parse(gfx), needs_lse=not case.inference)
-        assert asked_otherwise(case, chosen, emulator) == []
+        assert differences_from_judge(case, chosen, emulator) == []
 
 
-@pytest.mark.parametrize("case", FEW_SCORES, ids=str)
-def test_cases_of_all(case: Case):
+@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+def test_common_cases_agree_with_the_reference(case: Case):
     with aiter_emulated.arch("gfx942"):
         outcome = OnEmulator("gfx942").check(case)
         assert outcome.failures == ()
@@ -79,8 +79,8 @@ def test_cases_of_all(case: Case):
             pytest.skip("; ".join(outcome.reasons))
 
 
-def test_drawn_calls_of_serving():
-    """Beside a cache or on pages, whose size is most often one that split-KV kernels take."""
+def test_drawn_serving_calls_agree_with_the_reference():
+    """The calls have a cache or pages, mostly of a size that split-KV kernels take."""
     drawn = [
         replace(
             case, page=128, s=384, dtype="float16", shared_pages=min(case.shared_pages, 3),
@@ -94,7 +94,7 @@ def test_drawn_calls_of_serving():
     ran: list[int] = []
     with aiter_emulated.arch("gfx942") as emulator:
         for case in drawn:
-            if case.b * case.n * case.t * case.s > SCORES:
+            if case.b * case.n * case.t * case.s > MAX_SCORES:
                 continue
             before = emulator.calls("split_kv")
             outcome = OnEmulator("gfx942").check(case)
@@ -103,8 +103,8 @@ def test_drawn_calls_of_serving():
     assert sum(x > 0 for x in ran) >= 20
 
 
-def test_calls_by_way_of_each_rewrite():
-    """Drawn ones; a rewrite is taken whether or not AITER needs it."""
+def test_drawn_calls_agree_with_the_reference_after_each_rewrite():
+    """A rewrite is applied whether or not AITER needs it."""
     drawn = [
         replace(case, dtype="bfloat16")
         for case in draws.examples(30, 41, draws.SMALL)
@@ -119,24 +119,24 @@ def test_calls_by_way_of_each_rewrite():
     assert len(ran) >= 8
 
 
-def test_most_of_the_common_cases_run():
-    """What is refused is few: a rule that refused too much would go unnoticed else."""
+def test_aiter_runs_most_of_the_common_cases():
+    """A rule that refused too many calls would otherwise go unnoticed."""
     with aiter_emulated.arch("gfx942"):
         suite = OnEmulator("gfx942")
-        refused = [x for x in FEW_SCORES if suite.refuses(x)]
-    assert len(refused) < len(FEW_SCORES) / 2
+        refused = [x for x in SMALL_CASES if suite.refuses(x)]
+    assert len(refused) < len(SMALL_CASES) / 2
 
 
 @pytest.mark.parametrize(("case", "gfx"), SIXTEEN_BIT_CASES, ids=str)
-def test_sixteen_bit_atomics(case: Case, gfx: str):
-    """Not chosen by the front end, so what is checked is that its third dq_acc is right."""
+def test_sixteen_bit_atomics_agree_with_the_reference(case: Case, gfx: str):
+    """The front end never chooses them; this checks the third layout of dq_acc."""
     with aiter_emulated.arch(gfx) as emulator, sixteen_bit_atomics():
         check = Check.of(case, parse(gfx), emulator)
         assert check.chosen["backward"][1].accumulator == "atomic_16"
         assert {name: x for name, x in check.errors().items() if not x <= 1} == {}
 
 
-def test_every_kind_of_kernel_is_among_the_cases():
+def test_the_cases_cover_every_kind_of_kernel():
     kinds = set()
     for case, gfx in CASES_BY_GFX:
         if case.name.startswith(("asm", "deterministic", "full")):

@@ -1,6 +1,6 @@
 """The tables of aiter/rules.py against AITER's own dispatch, compiled from its wheel.
 
-AITER is asked through the adapter, on a HIP runtime that only writes down what it should launch.
+AITER is called through the adapter, on a fake HIP runtime that only records launches.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reason
 from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
 from attn_dispatch.aiter.sizes import splits_of
 from tests.support.aiter_judge import build, grid
-from tests.support.aiter_judge.asked import ARCHS, atomic_32, launched
 from tests.support.aiter_judge.calls import struct_of
+from tests.support.aiter_judge.launches import ARCHS, atomic_32, launched
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
@@ -36,8 +36,8 @@ CAUSAL = {"mask": "bottom_right", "window_right": 0}
 
 
 @ARCHS
-def test_asm_runs_what_the_table_says(judge: Any, arch: str):
-    """Every row of AITER's own is exactly so, and every other row is stricter by intent."""
+def test_asm_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
+    """Rules of AITER's dispatch agree exactly; every other rule is stricter on purpose."""
     library, counts = judge(arch), {"asm": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
         rows = [rule for rule in ASM_RULES if rule.is_broken_by(call, arch)]
@@ -53,7 +53,7 @@ def test_asm_runs_what_the_table_says(judge: Any, arch: str):
 
 
 @ARCHS
-def test_the_asm_kernel_is_the_one_named(judge: Any, arch: str):
+def test_asm_launches_the_kernel_made_for_the_call(judge: Any, arch: str):
     library, count = judge(arch), 0
     for call, kernel in _supported(arch, "asm"):
         struct = struct_of(call, use_asm=True, accumulator=kernel.accumulator)
@@ -78,8 +78,8 @@ def test_the_asm_kernel_is_the_one_named(judge: Any, arch: str):
 
 
 @ARCHS
-def test_ck_runs_what_the_table_says(judge: Any, arch: str):
-    """Whatever is supported, for ASM too, as CK stands in for it where it must."""
+def test_ck_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
+    """The calls include those that ASM takes, since CK stands in for it."""
     library, counts = judge(arch), {"ck": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
         rows = [rule for rule in CK_RULES if rule.is_broken_by(call, arch)]
@@ -96,8 +96,8 @@ def test_ck_runs_what_the_table_says(judge: Any, arch: str):
 
 
 @ARCHS
-def test_tiles_of_queries_are_those_that_the_grid_is_counted_in(judge: Any, arch: str):
-    """CK's forward pass has the tiles along y or z, of which there are 65,535."""
+def test_tiles_of_ck_have_as_many_queries_as_the_grid_limit_assumes(judge: Any, arch: str):
+    """CK's forward pass puts tiles of queries along y or z of a grid, which end at 65,535."""
     library, tiles = judge(arch), set()
     for dims, is_group in product(grid.HEAD_DIMS, (False, True)):
         call = replace(
@@ -110,7 +110,7 @@ def test_tiles_of_queries_are_those_that_the_grid_is_counted_in(judge: Any, arch
 
 
 @ARCHS
-def test_split_kv_runs_what_the_table_says(judge: Any, arch: str):
+def test_split_kv_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
     library, counts = judge(arch), {"ck": 0, "refused": 0, "stricter": 0}
     for call in grid.split_calls():
         rows = [rule for rule in SPLIT_RULES if rule.is_broken_by(call, arch)]
@@ -126,8 +126,8 @@ def test_split_kv_runs_what_the_table_says(judge: Any, arch: str):
     assert min(counts.values()) >= 200, counts
 
 
-def test_splits_are_those_of_aiters_rule(tmp_path: Path):
-    """Its function, which stands in a header that needs PyTorch, taken out of it and compiled."""
+def test_the_number_of_splits_is_that_of_aiters_heuristic(tmp_path: Path):
+    """AITER's function is cut out of a header that needs PyTorch, and compiled."""
     found = build.tools()
     assert isinstance(found, build.Tools)
     header = (found.aiter_meta / "csrc/include/mha_common.h").read_text()
@@ -158,8 +158,8 @@ def test_splits_are_those_of_aiters_rule(tmp_path: Path):
 
 
 @pytest.mark.parametrize("splits", [0, 129])
-def test_more_splits_than_ck_combines(judge: Any, splits: int):
-    """AITER would leave the output as it was."""
+def test_a_number_of_splits_that_ck_cannot_combine_is_refused(judge: Any, splits: int):
+    """AITER alone would leave the output unwritten."""
     struct = struct_of(grid.split_calls()[0], use_asm=False, num_splits=splits)
     failed, records = judge("gfx942").run(struct)
     assert failed.startswith("AITER's split-KV kernels take 1 to 128 splits, got ") and not records
@@ -167,8 +167,8 @@ def test_more_splits_than_ck_combines(judge: Any, splits: int):
 
 @ARCHS
 @pytest.mark.parametrize("rounding", ["rtne", "rtna", "rtz"])
-def test_every_rounding_of_bfloat16(judge: Any, arch: str, rounding: str):
-    """gfx950 rounds in hardware: it has one kernel for all three."""
+def test_each_rounding_of_bfloat16_has_a_kernel_on_gfx942(judge: Any, arch: str, rounding: str):
+    """gfx950 rounds in hardware and has one kernel for all three."""
     call = replace(grid.CALL, **CAUSAL)
     for backward in (False, True):
         struct = struct_of(
@@ -182,7 +182,7 @@ def test_every_rounding_of_bfloat16(judge: Any, arch: str, rounding: str):
 
 
 @ARCHS
-def test_16_bit_atomics_run_nothing_that_32_bit_ones_do_not(judge: Any, arch: str):
+def test_32_bit_atomics_take_every_call_that_16_bit_ones_take(judge: Any, arch: str):
     library, both = judge(arch), 0
     for call in filter(lambda call: call.backward, grid.calls()):
         if library.takes_asm(struct_of(call, use_asm=True, accumulator="atomic_16")):
@@ -192,8 +192,11 @@ def test_16_bit_atomics_run_nothing_that_32_bit_ones_do_not(judge: Any, arch: st
 
 
 @ARCHS
-def test_rows_of_a_16_bit_accumulator_are_as_wide_as_a_head(judge: Any, arch: str):
-    """128, or 192 for head dim 192: AITER has no such kernel for other head dims above 128."""
+def test_16_bit_atomics_take_only_head_dims_that_fill_an_accumulator_row(judge: Any, arch: str):
+    """A row of the accumulator has 128 columns, or 192 for head dim 192.
+
+    AITER has no such kernel for any other head dim above 128.
+    """
     library, dims = judge(arch), set()
     call = replace(grid.CALL, backward=True)
     for dim, length, is_group in product(range(8, 257, 8), (64, 150, 256), (False, True)):
@@ -201,16 +204,16 @@ def test_rows_of_a_16_bit_accumulator_are_as_wide_as_a_head(judge: Any, arch: st
             lengths = dict.fromkeys(
                 ("seq_len_q", "seq_len_kv", "max_seq_len_q", "max_seq_len_kv"), length
             )
-            asked = replace(
+            candidate = replace(
                 call, head_dim=dim, head_dim_v=dim_v, is_group=is_group, **lengths, **mask
             )
-            if library.takes_asm(struct_of(asked, use_asm=True, accumulator="atomic_16")):
+            if library.takes_asm(struct_of(candidate, use_asm=True, accumulator="atomic_16")):
                 dims.add(dim)
     assert dims == {*range(64, 129, 8)} | ({192} if arch == "gfx950" else set())
 
 
-def test_backward_never_changes_the_kernel_behind_its_scratch(judge: Any):
-    """AITER would go on with CK, whose dq_acc is larger."""
+def test_backward_refuses_a_kernel_that_its_scratch_is_not_made_for(judge: Any):
+    """AITER alone would go on with CK, whose dq_acc is larger."""
     library, call = judge("gfx942"), replace(grid.CALL, backward=True, head_dim=256, head_dim_v=256)
     failed, records = library.run(struct_of(call, use_asm=True, accumulator="atomic_32"))
     assert failed.startswith("AITER has no ASM kernel for this call: ") and not records
@@ -219,13 +222,13 @@ def test_backward_never_changes_the_kernel_behind_its_scratch(judge: Any):
         assert failed.startswith("dq_acc is laid out for the other") and not records
 
 
-def test_packed_backward_does_not_read_device_memory(judge: Any):
-    """It would crash here, where the pointer goes nowhere."""
+def test_packed_backward_does_not_read_device_memory_on_the_host(judge: Any):
+    """The pointer is not valid here, so that a read would crash."""
     call = replace(grid.CALL, backward=True, is_group=True)
-    for arch, told in (("gfx942", "needs seqstart_k in host memory"), ("gfx950", "")):
+    for arch, message in (("gfx942", "needs seqstart_k in host memory"), ("gfx950", "")):
         struct = struct_of(call, use_asm=True, accumulator="atomic_32")
         failed, records = judge(arch).run(struct)
-        assert told in failed and bool(failed) != bool(records)
+        assert message in failed and bool(failed) != bool(records)
 
 
 def _supported(arch: str, family: str) -> Iterator[tuple[AiterCall, Kernel]]:
@@ -237,7 +240,7 @@ def _supported(arch: str, family: str) -> Iterator[tuple[AiterCall, Kernel]]:
 
 
 def _width(call: AiterCall) -> int:
-    """The head dim of the ASM kernel that pads to it."""
+    """The head dim to which the ASM kernel pads the call."""
     return next(dim for dim in (64, 128, 192) if call.head_dim <= dim)
 
 
@@ -288,7 +291,7 @@ def _check_split_instance(call: AiterCall, records: list[str]) -> None:
     assert expected.items() <= fields.items(), (call, record)
     assert max(call.head_dim, call.head_dim_v) <= int(fields["head_dim"]), (call, record)
     assert call.head_dim_v <= int(fields["head_dim_v"]), (call, record)
-    # What is past a length is not read: the kernel is one that pads the keys.
+    # The kernel pads keys, so that it reads nothing past a length.
     _, pads_keys, *_ = fields["pads"].split(",")
     assert pads_keys == "true", record
     # No tile of keys reaches into the next page.

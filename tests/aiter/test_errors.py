@@ -1,4 +1,4 @@
-"""What the AMD side says when something is missing, wrong, or fails: one sentence, no crash."""
+"""The AMD side reports whatever is missing, wrong or fails in one sentence, without a crash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.emulator import build
 
 BY_NAME = {case.name: case for case in AITER_CASES}
 GFX942 = parse("gfx942")
-PRESENT = Device("rocm", "gfx942", "AMD Instinct MI300X")
+PRESENT_GFX942 = Device("rocm", "gfx942", "AMD Instinct MI300X")
 
 
 @pytest.fixture
@@ -60,15 +60,14 @@ def backward(name: str = "full", device: Device = GFX942) -> Any:
 
 @pytest.mark.usefixtures("emulator")
 class TestFailures:
-    def test_hip_fails(self, emulator):
+    def test_an_error_of_hip_is_raised_and_the_next_call_works(self, emulator):
         emulator.fail_next("out of something")
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of something"):
             backward()
         assert len(backward()) == 3  # and the next call works
 
     @pytest.mark.parametrize("answer", ["the device is busy", "gfx950"])
-    def test_a_device_that_was_wrong_once(self, emulator, answer):
-        """A compiled program asks again."""
+    def test_a_compiled_program_asks_for_the_device_again_after_an_error(self, emulator, answer):
         case = BY_NAME["causal"]
         operands = {x: jnp.asarray(y) for x, y in case.operands().items()}
         spec = spec_of(case.forward_options(), operands)
@@ -82,12 +81,12 @@ class TestFailures:
         emulator.set_arch("gfx942")
         jax.block_until_ready(compiled(operands))
 
-    def test_aiter_fails(self, emulator):
+    def test_an_error_of_aiter_is_raised(self, emulator):
         emulator.fail_next("no kernel for this")
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"AITER: .*no kernel for this"):
             forward()
 
-    def test_whether_results_hold_nan_first_is_0_or_1(self, emulator, monkeypatch):
+    def test_attn_dispatch_poison_is_0_or_1(self, emulator, monkeypatch):
         for value, is_filled in (("", False), ("0", False), ("1", True)):
             monkeypatch.setenv("ATTN_DISPATCH_POISON", value)
             before = emulator.calls("memset")
@@ -98,19 +97,19 @@ class TestFailures:
         with pytest.raises(jax.errors.JaxRuntimeError, match=expected):
             call_directly([jnp.zeros((2, 8, 4, 16), jnp.bfloat16)] * 3)
 
-    def test_another_gpu_than_it_was_lowered_for(self, emulator):
+    def test_a_call_lowered_for_another_gpu_is_refused(self, emulator):
         emulator.set_arch("gfx950")
         expected = "lowered for gfx942 and runs on gfx950; lower it again"
         with pytest.raises(jax.errors.JaxRuntimeError, match=expected):
             forward("causal")
 
-    def test_aiter_would_fall_back_from_asm(self, emulator):
+    def test_a_backward_call_without_its_asm_kernel_is_refused(self, emulator):
         emulator.set_asm_answer(0)
         with pytest.raises(jax.errors.JaxRuntimeError, match="has no ASM kernel for a backward"):
             backward("asm")
         assert emulator.calls("backward") == 0
 
-    def test_buffers_that_contradict_each_other(self):
+    def test_buffers_that_contradict_each_other_are_refused(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
         half, group = q[0], {"max_seq_len_q": np.int64(8), "max_seq_len_kv": np.int64(8)}
         starts = jnp.zeros(3, jnp.int32)
@@ -200,11 +199,11 @@ class TestFailures:
              {"logits_soft_cap": np.float32(2), "bias": "alibi"}),
         ],
     )  # fmt: skip
-    def test_attributes_that_are_wrong(self, message, changes):
+    def test_wrong_values_of_attributes_are_refused(self, message, changes):
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             call_directly([jnp.zeros((2, 8, 4, 16), jnp.bfloat16)] * 3, **changes)
 
-    def test_a_wrong_attribute_is_refused(self):
+    def test_all_attributes_of_wrong_type_or_name_are_listed(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
         changes: dict[str, Any] = {"unheard_of": True, "scale": np.int64(1), "mask": True}
         with pytest.raises(jax.errors.JaxRuntimeError) as raised:
@@ -216,12 +215,12 @@ class TestFailures:
 
 
 def matching(message: str) -> str:
-    """The message as a pattern, in which only .* has a meaning."""
+    """The message as a pattern in which only `.*` is special."""
     return ".*".join(map(re.escape, message.split(".*")))
 
 
 def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
-    """The forward custom call of the first case's attributes, with something changed."""
+    """Run the forward custom call of the case "full", with some attributes changed."""
     q = operands[0]
     case = replace(BY_NAME["full"], t=8, s=8)
     spec = spec_of(case.forward_options(needs_lse=False), case.operands())
@@ -234,7 +233,7 @@ def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where AITER is looked for; nothing is there."""
+    """The folder in which AITER's build is looked for. It does not exist yet."""
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
     aiter_library._load.cache_clear()
     yield tmp_path / "gfx942"
@@ -255,10 +254,10 @@ def rocm_library(*errors: str) -> SimpleNamespace:
 
     An empty error is a success.
     """
-    left = list(errors)
+    remaining = list(errors)
 
     def load_aiter(path: Path, arch: str) -> None:
-        if left and (error := left.pop(0)):
+        if remaining and (error := remaining.pop(0)):
             raise RuntimeError(error)
 
     return SimpleNamespace(load_aiter=load_aiter)
@@ -274,8 +273,7 @@ def finish_build(folder: Path) -> None:
     build_record().write(folder)
 
 
-def test_what_failed_to_load_is_tried_again(folder, monkeypatch):
-    """What loads is kept."""
+def test_a_build_that_failed_to_load_is_tried_again(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", rocm_library("out of memory"))
     assert "AITER is not built for gfx942" in aiter_library.find("gfx942").unusable_reason
     finish_build(folder)
@@ -301,7 +299,7 @@ def test_a_rocm_library_that_failed_to_import_is_tried_again(folder, monkeypatch
 
 
 class TestMissing:
-    def test_rocm_library(self, folder, monkeypatch):
+    def test_the_rocm_library_is_missing(self, folder, monkeypatch):
         monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", None)
         library = aiter_library.find("gfx942")
         assert not library.is_usable
@@ -315,7 +313,7 @@ class TestMissing:
         build_record(compile_check_only=True).write(folder)
         assert "built without ROCm" in load().unusable_reason
 
-    def test_its_library(self, folder):
+    def test_the_library_of_the_build_is_missing(self, folder):
         folder.mkdir()
         build_record().write(folder)
         assert f"library is missing, or no file: {folder / ADAPTER}; run" in load().unusable_reason
@@ -329,38 +327,38 @@ class TestMissing:
             f"{folder} has AITER 'dev18' for 'gfx950': run `attn-dispatch" in load().unusable_reason
         )
 
-    def test_asm_kernels(self, folder):
+    def test_the_folder_of_asm_kernels_is_missing(self, folder):
         folder.mkdir()
         (folder / ADAPTER).touch()
         build_record().write(folder)
         assert "AITER's ASM kernels are missing from" in load().unusable_reason
         assert "build-aiter" in load().unusable_reason
 
-    def test_everything_is_there(self, folder):
+    def test_a_build_is_usable_once_no_asm_kernel_is_missing(self, folder):
         kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd" / "MI300"
         kernels.mkdir(parents=True)
         (folder / ADAPTER).touch()
         build_record().write(folder)
         for number in range(5):
-            lacks = f"{kernels.parents[1]} has {number} of AITER's 5 ASM kernels: run `attn-"
-            assert load().unusable_reason.startswith(lacks)
+            expected = f"{kernels.parents[1]} has {number} of AITER's 5 ASM kernels: run `attn-"
+            assert load().unusable_reason.startswith(expected)
             (kernels / f"{number}.co").touch()
         before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)
         assert dict(os.environ) == before
         assert load("AITER is too old").unusable_reason == "AITER is too old"
 
-    def test_reason_on_a_device_that_is_here(self, folder, monkeypatch):
+    def test_a_missing_library_is_a_reason_only_if_the_device_is_present(self, folder, monkeypatch):
         monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", None)
         case = BY_NAME["asm"]
         spec = spec_of(case.forward_options(), case.operands())
-        (reason,) = aiter.not_supported_reasons(spec, PRESENT)
+        (reason,) = aiter.not_supported_reasons(spec, PRESENT_GFX942)
         assert "ATTN_DISPATCH_ROCM=1" in str(reason)
         assert aiter.not_supported_reasons(spec, GFX942) == ()
         with pytest.raises(RuntimeError, match="ATTN_DISPATCH_ROCM=1"):
             attn_dispatch.register_aiter_calls("gfx942")
 
-    def test_unknown_gpu(self):
+    def test_a_gpu_without_kernels_has_one_reason(self):
         case = BY_NAME["asm"]
         spec = spec_of(case.forward_options(), case.operands())
         radeon = Device("rocm", "gfx1100", "Radeon", is_present=False)
@@ -369,10 +367,10 @@ class TestMissing:
         assert str(reason) == expected
 
 
-def loaded_alone(path: str, arch: str = "gfx942", then: str = "") -> str:
-    """The error of loading this library in a new process; empty if it loads.
+def load_error(path: str, arch: str = "gfx942", then: str = "") -> str:
+    """The error of loading a library in a new process; empty if it loads.
 
-    A second library takes the place of the first, which must fail, and is loaded in its place.
+    With `then` the first load must fail. That library then replaces the first and is loaded.
     """
     code = textwrap.dedent(
         """
@@ -400,12 +398,12 @@ def loaded_alone(path: str, arch: str = "gfx942", then: str = "") -> str:
     return done.stdout.strip()
 
 
-def test_there_is_no_such_library():
-    assert "cannot be loaded: /lost/lib.so" in loaded_alone("/lost/lib.so")
+def test_a_library_that_does_not_exist_is_an_error():
+    assert "cannot be loaded: /lost/lib.so" in load_error("/lost/lib.so")
 
 
-def test_the_library_is_another():
-    assert "does not export attn_dispatch_aiter" in loaded_alone("libc.so.6")
+def test_a_library_without_the_interface_is_an_error():
+    assert "does not export attn_dispatch_aiter" in load_error("libc.so.6")
 
 
 @pytest.mark.parametrize(
@@ -416,29 +414,31 @@ def test_the_library_is_another():
         ("ATTN_AITER_API_VERSION", "dev18", "is not linked with HIP (libamdhip64)"),
     ],
 )  # fmt: skip
-def test_the_library_is_not_one_of_ours(tmp_path, version, generation, message):
-    assert message in loaded_alone(str(served(tmp_path, version, generation)))
+def test_a_library_of_another_version_or_without_hip_is_an_error(
+    tmp_path, version, generation, message
+):
+    assert message in load_error(str(build_library(tmp_path, version, generation)))
 
 
-def test_a_library_that_was_refused_and_is_built_again(tmp_path):
-    """It has the same path, under which the loader knows what is still open."""
+def test_a_refused_library_loads_once_it_is_built_again(tmp_path):
+    """The path is the same, under which the loader finds a library that is still open."""
     wrong, right = tmp_path / "lib.so", tmp_path / "right.so"
-    shutil.copy(served(tmp_path, "99", "dev18"), wrong)
+    shutil.copy(build_library(tmp_path, "99", "dev18"), wrong)
     shutil.copy(aiter_emulated.library(), right)
-    assert loaded_alone(str(wrong), then=str(right)) == ""
+    assert load_error(str(wrong), then=str(right)) == ""
 
 
 @pytest.mark.parametrize(
     ("arch", "message"),
     [("gfx942", "is not linked with HIP"), ("gfx950", "is AITER for gfx942, and this is gfx950")],
 )
-def test_the_library_is_for_another_architecture(tmp_path, arch, message):
-    library = served(tmp_path, "ATTN_AITER_API_VERSION", "dev18")
-    assert message in loaded_alone(str(library), arch)
+def test_a_library_for_another_architecture_is_an_error(tmp_path, arch, message):
+    library = build_library(tmp_path, "ATTN_AITER_API_VERSION", "dev18")
+    assert message in load_error(str(library), arch)
 
 
-def served(folder: Path, version: str, generation: str) -> Path:
-    """A library that serves AITER for gfx942, and nothing behind it."""
+def build_library(folder: Path, version: str, generation: str) -> Path:
+    """Build a library with the interface of AITER for gfx942 and no functions behind it."""
     source = folder / f"{generation}.cc"
     source.write_text(
         '#include "aiter_api.h"\n'

@@ -1,4 +1,4 @@
-"""What the adapter does of HIP: devices, architectures, errors of its own and of others."""
+"""The adapter's use of HIP: devices, architectures, its errors and those of other code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.aiter_judge import build, grid
-from tests.support.aiter_judge.asked import ARCHS, atomic_32, launched
 from tests.support.aiter_judge.calls import struct_of
+from tests.support.aiter_judge.launches import ARCHS, atomic_32, launched
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @ARCHS
-def test_device_arch(judge: Any, arch: str):
+def test_the_adapter_names_the_arch_of_the_device(judge: Any, arch: str):
     assert judge(arch).table.api_version == 4
     assert judge(arch).table.generation == b"dev18"
     assert judge(arch).table.arch is None  # this library has the host code of both
@@ -37,7 +37,7 @@ def test_ck_stands_in_where_the_loader_has_no_kernel_for_the_gpu(judge: Any):
 
 
 @pytest.mark.parametrize("version", [6, 7])
-def test_an_error_of_hip_is_told(judge: Any, version: int):
+def test_an_error_of_a_launch_is_reported_and_cleared(judge: Any, version: int):
     library = judge("gfx942")
     library.set_hip_version(version)
     library.set_launch_error(1)
@@ -54,7 +54,9 @@ def test_an_error_of_hip_is_told(judge: Any, version: int):
 @pytest.mark.parametrize("version", [6, 7])
 @pytest.mark.parametrize("use_asm", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
-def test_an_earlier_error_of_somebody_else(judge: Any, version: int, use_asm: bool, backward: bool):
+def test_an_earlier_error_of_other_code_does_not_fail_the_call(
+    judge: Any, version: int, use_asm: bool, backward: bool
+):
     """HIP 7 still reports it after our launch, and CK would stop after its first kernel."""
     library = judge("gfx942")
     library.set_hip_version(version)
@@ -71,8 +73,8 @@ def test_an_earlier_error_of_somebody_else(judge: Any, version: int, use_asm: bo
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_hip_does_not_say_which_device_is_current(judge: Any, backward: bool):
-    """Then the forward pass runs by CK; either leaves no error behind."""
+def test_a_failed_query_of_the_current_device_leaves_no_error_behind(judge: Any, backward: bool):
+    """The forward pass then runs CK."""
     library, call = judge("gfx942"), replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=True, accumulator=atomic_32(call))
     for first in (0, 1, 2, 3):  # calls of hipGetDevice that succeed before one fails
@@ -83,15 +85,14 @@ def test_hip_does_not_say_which_device_is_current(judge: Any, backward: bool):
         library.fail_call("", 0)
 
 
-def test_a_device_that_cannot_be_made_current_at_first(judge: Any):
-    """The next call finds it."""
+def test_a_device_that_could_not_be_made_current_works_in_the_next_call(judge: Any):
     library, results = judge("gfx942"), []
     struct = struct_of(grid.CALL, use_asm=True)
 
     def run() -> None:
         library.set_device(0)
         results.append(library.run(struct))
-        library.set_device(7)  # a thread of it begins
+        library.set_device(7)  # the adapter starts a thread for it
         library.fail_call("hipSetDevice", 0)
         results.extend(library.run(struct) for _ in range(2))
 
@@ -104,7 +105,7 @@ def test_a_device_that_cannot_be_made_current_at_first(judge: Any):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_asm_without_its_files(judge: Any, backward: bool):
+def test_missing_files_of_asm_kernels_are_reported(judge: Any, backward: bool):
     library = judge("gfx942")
     call = replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=True, accumulator="atomic_32")
@@ -116,16 +117,18 @@ def test_asm_without_its_files(judge: Any, backward: bool):
         assert not records
 
 
-def test_the_environment_names_no_folder(judge: Any, monkeypatch: pytest.MonkeyPatch):
-    """`import aiter` sets AITER_ASM_DIR to the kernels of its version, which must be ignored."""
+def test_the_environment_does_not_name_the_folder_of_kernels(
+    judge: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """`import aiter` sets AITER_ASM_DIR to the kernels of another version."""
     monkeypatch.setenv("AITER_ASM_DIR", "/nowhere/")
     _, file = launched(grid.CALL, judge("gfx942").run(struct_of(grid.CALL, use_asm=True))[1])
     assert file.startswith(build.asm_folder("gfx942"))
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_two_devices_from_one_thread(judge: Any, backward: bool):
-    """AITER has its ASM kernels by thread, each on the device on which it was loaded."""
+def test_one_thread_runs_calls_on_several_devices(judge: Any, backward: bool):
+    """AITER keeps ASM kernels per thread, each loaded on one device."""
     library, results = judge("gfx950"), []
     call = replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=True, accumulator=atomic_32(call))
@@ -142,10 +145,10 @@ def test_two_devices_from_one_thread(judge: Any, backward: bool):
     assert len(results) == 10
     for failed, records in results:
         assert failed == ""
-        launched(call, records)  # of no other device
+        launched(call, records)  # which checks that the kernel was loaded on this device
 
 
-def test_two_architectures_in_one_process(judge: Any):
+def test_devices_of_two_architectures_run_their_own_kernels(judge: Any):
     """Each device's calls take its architecture's kernels, whichever device is 0."""
     library, files = judge("gfx942"), []
     library.set_gpu_of(1, "gfx950")

@@ -1,4 +1,4 @@
-"""Where the choice of AITER's kernel is stricter than AITER's own dispatch, and what it says."""
+"""The choice of AITER's kernel: where it is stricter than AITER's dispatch, and its reasons."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def texts(reasons: tuple[Reason, ...]) -> tuple[str, ...]:
     ("arch", "call", "reason"),
     [(arch, call, reason) for archs, call, reason in STRICTER for arch in archs],
 )
-def test_stricter_than_aiter(arch: str, call: Any, reason: str):
+def test_ck_runs_calls_for_which_asm_is_refused_more_strictly(arch: str, call: Any, reason: str):
     assert not_supported_reasons(call, arch) == ()
     kernel = kernel_for(call, arch)
     assert (kernel.family, kernel.accumulator, str(kernel)) == ("ck", "split", "ck")
@@ -72,7 +72,7 @@ def test_stricter_than_aiter(arch: str, call: Any, reason: str):
         (replace(CALL, **_lengths(2**22, 512)), INT32.format("batch row of query")),
     ],
 )
-def test_what_nothing_runs(arch: str, call: Any, reason: str):
+def test_a_call_that_no_kernel_runs_has_a_reason(arch: str, call: Any, reason: str):
     (found,) = not_supported_reasons(call, arch)
     assert str(found).startswith(reason.partition(":")[0])
 
@@ -93,13 +93,13 @@ def test_what_nothing_runs(arch: str, call: Any, reason: str):
         ("gfx942", replace(BACKWARD, deterministic=True), "ck deterministic"),
     ],
 )
-def test_names(arch: str, call: Any, name: str):
+def test_a_kernel_is_named_by_its_family_and_options(arch: str, call: Any, name: str):
     kernel = kernel_for(call, arch)
     assert str(kernel) == name
     assert (kernel.family == "asm") == (kernel.why_not_asm == ())
 
 
-def test_every_reason_is_given():
+def test_every_reason_against_a_call_is_given():
     call = replace(CALL, dropout_rate=0.1, logits_soft_cap=30.0, bias="alibi", **D192_128)
     assert texts(kernel_for(call, "gfx942").why_not_asm) == (
         "ALiBi",
@@ -122,7 +122,7 @@ def test_every_reason_is_given():
         (replace(BACKWARD, **GROUP, batch=4096, seq_len_q=2**31), "head of lse"),
     ],
 )
-def test_what_int32_does_not_reach(call: Any, axes: str):
+def test_strides_over_32_bits_are_refused(call: Any, axes: str):
     assert texts(not_supported_reasons(call, "gfx942")) == ((INT32.format(axes),) if axes else ())
 
 
@@ -146,7 +146,7 @@ def test_what_int32_does_not_reach(call: Any, axes: str):
         ),
     ],
 )
-def test_what_a_grid_has_no_room_for(arch: str, call: Any, layers: str):
+def test_calls_larger_than_a_grid_are_refused(arch: str, call: Any, layers: str):
     small = replace(call, head_dim=8, head_dim_v=8)
     limit = "an AMD GPU's grid has at most 65535 workgroups along an axis"
     assert texts(not_supported_reasons(small, arch)) == ((f"{layers}: {limit}",) if layers else ())
@@ -154,9 +154,11 @@ def test_what_a_grid_has_no_room_for(arch: str, call: Any, layers: str):
 
 @pytest.mark.parametrize(("queries", "is_run"), [(2044, True), (2045, False)])
 @pytest.mark.parametrize("head_dim_v", [128, 64])
-def test_how_far_splits_may_lie_apart(queries: int, is_run: bool, head_dim_v: int):
-    """The 33rd split of 16 rows and 8 heads begins after 32 of them, and one row of it is reached:
-    (32 · 16 + 1) · 2044 · 8 · 128 · 4 bytes are just below 4 GiB."""
+def test_gradients_of_splits_that_reach_4_gib_are_refused(
+    queries: int, is_run: bool, head_dim_v: int
+):
+    """The 33rd split, of 16 batch rows and 8 heads, begins after 32 splits, and its first row ends
+    at (32 · 16 + 1) · 2044 · 8 · 128 · 4 bytes, just below 4 GiB."""
     shape = {"batch": 16, "head_dim": 128, "head_dim_v": head_dim_v}
     call = replace(BACKWARD, deterministic=True, **shape, **_lengths(queries, 33 * 128))
     reasons = not_supported_reasons(call, "gfx950")
@@ -180,7 +182,7 @@ SPLIT = replace(
         ({"page_size": 192}, "key and value in pages of 192: CK's split-KV kernels take multiples"),
         ({"page_size": 256}, ""),
         ({"page_size": 0, "num_pages": 0}, ""),
-        ({"head_dim": 192, "head_dim_v": 192}, ""),  # by the kernel of 256
+        ({"head_dim": 192, "head_dim_v": 192}, ""),  # the kernel for head dim 256 takes it
         ({"head_dim_v": 264}, "head dims up to 256, got (128, 264)"),
         ({"bias": "bias"}, "bias with keys in pages"),
         ({"bias": "alibi", "mask": "bottom_right", "window_left": 600}, ""),
@@ -189,7 +191,7 @@ SPLIT = replace(
         ({"page_size": 2**21, "seq_len_kv": 2**22}, INT32.format("page of key, page of value")),
     ],
 )
-def test_what_split_kv_runs(arch: str, change: Any, reason: str):
+def test_split_kv_takes_a_call_or_gives_the_reason(arch: str, change: Any, reason: str):
     reasons = not_supported_reasons(replace(SPLIT, **change), arch)
     assert len(reasons) == bool(reason) and (not reason or str(reasons[0]).startswith(reason)), (
         reasons
@@ -199,15 +201,15 @@ def test_what_split_kv_runs(arch: str, change: Any, reason: str):
 @pytest.mark.parametrize(
     ("batch", "heads", "rows", "keys", "splits"),
     [
-        (1, 8, 4, 131072, {"gfx942": 64, "gfx950": 57}),  # a row of a server's, 32 heads on 8
-        (1, 8, 4, 512, {"gfx942": 4, "gfx950": 4}),  # no more than there are tiles of keys
+        (1, 8, 4, 131072, {"gfx942": 64, "gfx950": 57}),  # one request, 32 heads on 8 kv heads
+        (1, 8, 4, 512, {"gfx942": 4, "gfx950": 4}),  # at most one for each tile of keys
         (1, 1, 32, 131072, {"gfx942": 114, "gfx950": 114}),
         (16, 8, 4, 8192, {"gfx942": 4, "gfx950": 4}),
-        (64, 8, 4, 4096, {"gfx942": 1, "gfx950": 1}),  # enough workgroups as it is
+        (64, 8, 4, 4096, {"gfx942": 1, "gfx950": 1}),  # enough workgroups without splits
         (1, 8, 4096, 4096, {"gfx942": 1, "gfx950": 1}),
     ],
 )
-def test_into_how_many_parts_keys_are_divided(batch, heads, rows, keys, splits):
+def test_the_number_of_splits_depends_on_shape_and_gpu(batch, heads, rows, keys, splits):
     lengths = _lengths(rows, keys)
     call = replace(SPLIT, batch=batch, num_heads=heads, num_kv_heads=heads, **lengths)
     assert {arch: kernel_for(call, arch).num_splits for arch in splits} == splits
@@ -216,7 +218,7 @@ def test_into_how_many_parts_keys_are_divided(batch, heads, rows, keys, splits):
     assert str(kernel_for(call, "gfx942")) == name
 
 
-def test_other_gpus():
+def test_other_gpus_are_refused():
     (reason,) = not_supported_reasons(CALL, "gfx90a")
     assert str(reason) == "AITER's attention kernels run on gfx942 and gfx950, and this is gfx90a"
     assert unsupported_arch("gfx90a") == (reason,)

@@ -47,7 +47,7 @@ def attend(q, k, v, **options):
     return dot_product_attention(q, k, v, scale=0.25, **options)
 
 
-def test_dense_call_of_asm():
+def test_a_dense_call_lowers_to_asm_kernels():
     def bottom_right(q, k, v):
         return attend(q, k, v, is_causal=True, causal_alignment="bottom_right")
 
@@ -75,7 +75,7 @@ def test_dense_call_of_asm():
     assert attributes(line)["accumulator"] == '"atomic_32"'
 
 
-def test_without_asm_kernels(monkeypatch):
+def test_attn_dispatch_aiter_asm_switches_asm_kernels_off(monkeypatch):
     def use_asm() -> str:
         function = jax.jit(lambda q, k, v: attend(q, k, v))
         with attn_dispatch.target("gfx942"):
@@ -91,7 +91,7 @@ def test_without_asm_kernels(monkeypatch):
         jax.jit(lambda q, k, v: attend(q, k, v)).trace(Q, KV, KV)
 
 
-def test_deterministic_call_of_ck():
+def test_a_deterministic_call_lowers_to_ck_kernels():
     calls = lowered(lambda q, k, v: attend(q, k, v, deterministic_backward=True), Q, KV, KV)
     line, _, results = calls[aiter.BACKWARD_TARGET]
     assert results[-1] == "3x2x256x8x128xf32"  # one dq_acc for each 128 keys
@@ -99,7 +99,7 @@ def test_deterministic_call_of_ck():
     assert attributes(line)["use_asm"] == "false"
 
 
-def test_bias_and_its_gradient():
+def test_a_bias_is_an_operand_and_its_gradient_a_result():
     bias = jax.ShapeDtypeStruct((8, 256, 384), jnp.bfloat16)
     calls = lowered(lambda q, k, v, bias: attend(q, k, v, bias=bias), Q, KV, KV, bias)
     _, operands, _ = calls[aiter.FORWARD_TARGET]
@@ -109,13 +109,13 @@ def test_bias_and_its_gradient():
     assert attributes(line)["has_dbias"] == "true"
 
 
-def test_no_dense_bias_gradient_unless_asked_for():
+def test_a_bias_gradient_is_computed_only_if_it_is_asked_for():
     bias = jnp.zeros((8, 256, 384), jnp.bfloat16)
     calls = lowered(lambda q, k, v: attend(q, k, v, bias=bias), Q, KV, KV)
     assert len(calls[aiter.BACKWARD_TARGET][2]) == 5
 
 
-def test_packed_call():
+def test_a_packed_call_lowers_without_a_batch_axis():
     q, kv = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (Q, KV))
 
     def packed(q, k, v, cu_seqlens):
@@ -153,7 +153,7 @@ def ragged(q, k, v, ids):
 
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("call", [segments, ragged])
-def test_packed_sequences_of_32k_tokens(call, gfx):
+def test_packed_sequences_of_32k_tokens_need_no_larger_array(call, gfx):
     """No array, scratch memory included, has more elements than the queries."""
     q, kv = (jax.ShapeDtypeStruct((TOKENS, n, 128), jnp.bfloat16) for n in (8, 2))
     ids = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
@@ -176,7 +176,7 @@ def elements(shape: str) -> int:
     return math.prod(map(int, shape.rstrip("x").split("x")))
 
 
-def test_workspace_that_explain_tells_is_the_scratch_of_the_call():
+def test_explain_gives_the_scratch_memory_of_the_call():
     def size(result: str) -> int:
         *dims, dtype = result.split("x")
         count = {"f32": 4, "bf16": 2, "i32": 4}[dtype]
@@ -188,11 +188,11 @@ def test_workspace_that_explain_tells_is_the_scratch_of_the_call():
     explanation = explain(Q, KV, KV, scale=0.25, target="gfx942")
     (verdict,) = (v for v in explanation.backward if v.implementation == "aiter")
     assert verdict.plan is not None
-    # dq is a result of the user's; dk and dv with a head for each query head are not.
+    # The user gets dq; dk and dv have a head for each query head and are scratch.
     assert verdict.plan.workspace_bytes == sum(map(size, results[1:]))
 
 
-def test_explain_says_which_kernel_and_why():
+def test_explain_names_the_kernel_and_the_reasons_against_asm():
     text = str(explain(Q, KV, KV, local_window_size=(64, 0), target="gfx942"))
     assert "chosen    forward: aiter, backward: aiter" in text
     assert "AITER 0.1.7.post2.dev18" in text
@@ -203,7 +203,7 @@ def test_explain_says_which_kernel_and_why():
     )
 
 
-def test_every_reason_at_once():
+def test_explain_gives_every_reason_at_once():
     mask = jax.ShapeDtypeStruct((256, 384), jnp.bool_)
     sinks = jax.ShapeDtypeStruct((8,), jnp.float32)
     q, kv = (jax.ShapeDtypeStruct((*x.shape[:3], 264), jnp.bfloat16) for x in (Q, KV))
@@ -227,7 +227,7 @@ def test_every_reason_at_once():
         ).lower(lowering_platforms=("rocm",))
 
 
-def test_without_a_target_lowering_says_what_to_do():
+def test_lowering_without_a_target_asks_for_one():
     with pytest.raises(RuntimeError, match=r'attn_dispatch.target\("gfx942"\)'):
         jax.jit(attend).trace(Q, KV, KV).lower(lowering_platforms=("rocm",))
 
@@ -237,8 +237,8 @@ TABLE = jax.ShapeDtypeStruct((3, 64), jnp.int32)
 LENGTHS = jax.ShapeDtypeStruct((3,), jnp.int32)
 
 
-def served(function: Any, *avals: Any, gfx: str = "gfx942") -> dict[str, Any]:
-    """The custom calls of a call that has no gradients."""
+def inference_calls(function: Any, *avals: Any, gfx: str = "gfx942") -> dict[str, Any]:
+    """The custom calls of a function, lowered for rocm without gradients."""
     with attn_dispatch.target(gfx):
         traced = jax.jit(function).trace(*avals)
         return calls_in(traced.lower(lowering_platforms=("rocm",)).as_text())
@@ -249,8 +249,8 @@ def queries(t: int, heads: int = 8) -> jax.ShapeDtypeStruct:
 
 
 @pytest.mark.parametrize(("gfx", "splits"), [("gfx942", 64), ("gfx950", 64)])
-def test_decoding_from_pages(gfx: str, splits: int):
-    calls = served(paged_attention, queries(1), PAGES, PAGES, TABLE, LENGTHS, gfx=gfx)
+def test_decoding_reads_pages_in_place(gfx: str, splits: int):
+    calls = inference_calls(paged_attention, queries(1), PAGES, PAGES, TABLE, LENGTHS, gfx=gfx)
     ((line, operands, results),) = calls.values()
     assert aiter.SPLIT_KV_TARGET in calls
     # The 4 query heads of a kv head are rows of one tile, and pages are read where they lie.
@@ -271,52 +271,56 @@ def test_decoding_from_pages(gfx: str, splits: int):
     }  # fmt: skip
 
 
-def test_few_queries_are_heads_and_those_are_rows():
-    calls = served(paged_attention, queries(4), PAGES, PAGES, TABLE, LENGTHS)
+def test_a_few_queries_and_their_heads_become_rows_of_one_tile():
+    calls = inference_calls(paged_attention, queries(4), PAGES, PAGES, TABLE, LENGTHS)
     _, operands, results = calls[aiter.SPLIT_KV_TARGET]
     assert operands[0] == "3x2x16x128xbf16"
     assert results[1] == "3x2x16xf32"  # lse, by which the last keys are merged
 
 
-def test_a_prompt_on_pages():
-    calls = served(paged_attention, queries(300), PAGES, PAGES, TABLE, LENGTHS)
+def test_a_prompt_on_pages_keeps_its_heads():
+    calls = inference_calls(paged_attention, queries(300), PAGES, PAGES, TABLE, LENGTHS)
     line, operands, _ = calls[aiter.SPLIT_KV_TARGET]
     assert operands[0] == "3x8x300x128xbf16"
     assert attributes(line)["mask"] == '"bottom_right"'
 
 
-def test_a_cache_for_each_row():
+def test_a_few_queries_with_key_lengths_run_on_split_kv():
     def decode(q, k, v, lengths):
         return dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
 
     cache = jax.ShapeDtypeStruct((3, 4096, 2, 128), jnp.bfloat16)
-    line, operands, _ = served(decode, queries(1), cache, cache, LENGTHS)[aiter.SPLIT_KV_TARGET]
+    line, operands, _ = inference_calls(decode, queries(1), cache, cache, LENGTHS)[
+        aiter.SPLIT_KV_TARGET
+    ]
     assert operands == ["3x2x4x128xbf16", *["3x4096x2x128xbf16"] * 2, "3xi32"]
     assert attributes(line)["is_paged"] == "false"
-    many = served(decode, queries(17), cache, cache, LENGTHS)
+    many = inference_calls(decode, queries(17), cache, cache, LENGTHS)
     assert set(many) == {aiter.FORWARD_TARGET}
 
 
-def test_pages_that_are_too_small_are_gathered():
+def test_pages_that_are_too_small_are_gathered_first():
     pages = jax.ShapeDtypeStruct((40, 64, 2, 128), jnp.bfloat16)
-    calls = served(paged_attention, queries(1), pages, pages, TABLE, LENGTHS)
+    calls = inference_calls(paged_attention, queries(1), pages, pages, TABLE, LENGTHS)
     line, operands, _ = calls[aiter.SPLIT_KV_TARGET]
     assert operands == ["3x2x4x128xbf16", *["3x4096x2x128xbf16"] * 2, "3xi32"]
     assert attributes(line)["is_paged"] == "false"
 
 
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
-@pytest.mark.parametrize(("page", "said"), [(128, ""), (16, "pages of 16: CK's split-KV kernels")])
-def test_explain_of_paged_calls(gfx: str, page: int, said: str):
+@pytest.mark.parametrize(
+    ("page", "reason"), [(128, ""), (16, "pages of 16: CK's split-KV kernels")]
+)
+def test_explain_shows_whether_pages_are_gathered(gfx: str, page: int, reason: str):
     pages = jax.ShapeDtypeStruct((40, page, 2, 128), jnp.bfloat16)
-    told = explain(
+    explanation = explain(
         queries(1), key_pages=pages, value_pages=pages, page_table=TABLE,
         key_value_seq_lengths=LENGTHS, target=gfx,
     )  # fmt: skip
-    (verdict,) = (x for x in told.forward if x.implementation == "aiter")
+    (verdict,) = (x for x in explanation.forward if x.implementation == "aiter")
     assert verdict.is_eligible and verdict.plan is not None
     assert verdict.plan.engine.startswith("ck split-KV, ")
     splits = int(verdict.plan.engine.split()[2])
     assert verdict.plan.workspace_bytes == 3 * 8 * splits * (128 + 1) * 4
-    assert any("gathered" in x for x in verdict.rewrites) == bool(said)
-    assert said in sentences(verdict.reasons_as_it_is)
+    assert any("gathered" in x for x in verdict.rewrites) == bool(reason)
+    assert reason in sentences(verdict.reasons_as_it_is)

@@ -1,4 +1,4 @@
-"""The public calls with AITER chosen for them: this CPU plays an AMD GPU."""
+"""The public calls where AITER is chosen; the CPU stands in for an AMD GPU."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ pytestmark = pytest.mark.usefixtures("emulator")
     ],
     ids=str,
 )
-def test_agrees_with_xla(emulator, options):
+def test_aiter_agrees_with_xla(emulator, options):
     got = value_and_gradients(*arrays(), **options)
     assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
     assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
     assert emulator.calls("forward") == 1
 
 
-_OWN_ALIBI = {"score_mod": lambda x, b, n, t, s: x + SLOPES[n] * (s - t), "is_causal": True}
+_WRITTEN_OUT_ALIBI = {"score_mod": lambda x, b, n, t, s: x + SLOPES[n] * (s - t), "is_causal": True}
 
 
-WORDS: dict[str, tuple[str, dict[str, Any]]] = {
+MODS: dict[str, tuple[str, dict[str, Any]]] = {
     "soft cap": ("as logits_soft_cap", {"score_mod": mods.soft_cap(2.0), "is_causal": True}),
     "a sum": ("as a bias", {"score_mod": lambda x, b, n, t, s: x + BIAS[n, t, s]}),
     "ALiBi": ("as alibi_slopes", {"score_mod": mods.alibi(SLOPES), "is_causal": True}),
     "ALiBi both ways": ("as alibi_slopes", {"score_mod": mods.alibi(SLOPES)}),
-    "ALiBi of one's own": ("as alibi_slopes", _OWN_ALIBI),
+    "ALiBi, written out": ("as alibi_slopes", _WRITTEN_OUT_ALIBI),
     "ALiBi of one slope": (
         "as alibi_slopes",
         {"score_mod": lambda x, b, n, t, s: x - 0.5 * jnp.abs(t - s)},
@@ -79,10 +79,10 @@ WORDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_mods_in_words_that_aiter_has(emulator, name: str):
-    """Forwards, and backwards but for the soft cap, of which CK has no gradient."""
-    how, options = WORDS[name]
+@pytest.mark.parametrize("name", MODS)
+def test_mods_that_aiter_has_an_option_for_run_on_aiter(emulator, name: str):
+    """Both passes run on AITER, except the backward pass of the soft cap, which CK lacks."""
+    how, options = MODS[name]
     assert how in str(explain(*arrays(), **options))
     with attn_dispatch.fallback("silent" if "cap" in name else "error"):
         got = value_and_gradients(*arrays(), **options)
@@ -91,22 +91,24 @@ def test_mods_in_words_that_aiter_has(emulator, name: str):
 
 
 @pytest.mark.parametrize(
-    ("mod", "read"), [(mods.relative_position, TABLE), (mods.alibi, SLOPES)], ids=["T5", "ALiBi"]
+    ("mod", "array"), [(mods.relative_position, TABLE), (mods.alibi, SLOPES)], ids=["T5", "ALiBi"]
 )
-def test_gradients_of_what_such_mods_read(emulator, mod: Any, read: jax.Array):
-    """The gradient of a table follows from the bias's; XLA computes that of slopes."""
+def test_gradients_of_the_arrays_that_mods_read_agree_with_xla(
+    emulator, mod: Any, array: jax.Array
+):
+    """The gradient of a table follows from that of the bias; XLA computes that of slopes."""
 
     def gradients(implementation: str | None) -> list[np.ndarray]:
-        def loss(read, q):
+        def loss(array, q):
             _, k, v = arrays()
             options: dict[str, Any] = {
-                "score_mod": mod(read),
+                "score_mod": mod(array),
                 "is_causal": True,
                 "implementation": implementation,
             }
             return (dot_product_attention(q, k, v, **options).astype(jnp.float32) ** 2).sum()
 
-        found = jax.jit(jax.grad(loss, (0, 1)))(read, arrays()[0])
+        found = jax.jit(jax.grad(loss, (0, 1)))(array, arrays()[0])
         return [np.asarray(x, np.float32) for x in found]
 
     got = gradients(None)
@@ -115,7 +117,7 @@ def test_gradients_of_what_such_mods_read(emulator, mod: Any, read: jax.Array):
         assert np.abs(x - y).max() <= 0.02 * np.abs(y).max()
 
 
-def test_the_gradient_through_lse_is_aiters(emulator):
+def test_aiter_computes_the_gradient_through_lse(emulator):
     q, k, v = arrays()
 
     def loss(q, k, v, implementation=None):
@@ -132,7 +134,7 @@ def test_the_gradient_through_lse_is_aiters(emulator):
         assert np.abs(x - y).max() <= 0.02 * np.abs(y).max()
 
 
-def test_traced_segment_ids_that_are_wrong_mean_what_they_mean_to_xla():
+def test_wrong_traced_segment_ids_give_the_result_of_xla():
     ids = jnp.array([[2, 1, 2, 3, 3, 9, -1, 3] * 3, [1, 0, 1, 2, 2, 0, 7, 4] * 3])
 
     @partial(jax.jit, static_argnums=1)
@@ -160,7 +162,7 @@ FLOAT32_BIASES = {
 
 
 @pytest.mark.parametrize(("bias", "calls"), FLOAT32_BIASES.values(), ids=FLOAT32_BIASES)
-def test_a_float32_bias_goes_to_the_kernel_where_16_bits_hold_it(emulator, bias, calls):
+def test_a_float32_bias_runs_on_aiter_if_16_bits_hold_it(emulator, bias, calls):
     def value_and_gradient(bias, implementation=None):
         def call(bias):
             return dot_product_attention(*arrays(), bias=bias, implementation=implementation)
@@ -169,7 +171,7 @@ def test_a_float32_bias_goes_to_the_kernel_where_16_bits_hold_it(emulator, bias,
         return [np.asarray(x, np.float32) for x in (out, *pull(out))]
 
     with pytest.raises(NotImplementedError, match="bias: AITER needs query's dtype"):
-        value_and_gradient(jnp.asarray(bias))  # under fallback("error"): XLA might compute it
+        value_and_gradient(jnp.asarray(bias))  # under fallback("error"), since XLA may compute it
     with pytest.raises(NotImplementedError, match="bias: AITER needs query's dtype"):
         value_and_gradient(jnp.asarray(bias), "aiter")
     with attn_dispatch.fallback("warn"):
@@ -179,7 +181,7 @@ def test_a_float32_bias_goes_to_the_kernel_where_16_bits_hold_it(emulator, bias,
     assert_close(got, value_and_gradient(jnp.asarray(bias), "xla"))
 
 
-def test_mapped_calls_are_one_call(emulator):
+def test_vmapped_calls_are_one_kernel_call(emulator):
     qkv = [jnp.stack([x, 2 * x, x - 1]) for x in arrays()]
     lengths = jnp.array([[5, 24], [24, 0], [1, 2]])
 
@@ -192,7 +194,7 @@ def test_mapped_calls_are_one_call(emulator):
         np.testing.assert_array_equal(got[i], call(*(x[i] for x in qkv), lengths[i]))
 
 
-def test_mapped_packed_calls(emulator):
+def test_vmapped_packed_calls_are_one_kernel_call(emulator):
     q, k, v = (x[0] for x in arrays())
     cu_q = jnp.array([[0, 3, 3, 20], [0, 10, 11, 24]])
     cu_kv = jnp.array([[0, 8, 9, 30], [0, 0, 16, 40]])
@@ -217,7 +219,7 @@ def test_deterministic_calls_are_bit_equal():
         np.testing.assert_array_equal(x, y)
 
 
-def test_what_speaks_against_a_call_without_its_sinks_is_said():
+def test_the_reason_against_a_call_without_its_sinks_is_given():
     slopes = sinks = jnp.zeros(4)
     expected = r"(?s)falls back to xla.*aiter:\n    - logits_soft_cap together with bias or"
     call = partial(dot_product_attention, *arrays(), logits_soft_cap=5.0, alibi_slopes=slopes)
@@ -240,7 +242,7 @@ def test_what_speaks_against_a_call_without_its_sinks_is_said():
     ],
     ids=str,
 )  # fmt: skip
-def test_what_aiter_runs_rewritten(emulator, options: dict[str, Any]):
+def test_rewritten_calls_run_on_aiter(emulator, options: dict[str, Any]):
     options = dict(options)
     operands = arrays(b=options.pop("b", 2))
     got = value_and_gradients(*operands, **options)
@@ -249,7 +251,7 @@ def test_what_aiter_runs_rewritten(emulator, options: dict[str, Any]):
     assert emulator.calls("forward") == 1
 
 
-def test_the_gradient_of_slopes_is_xlas_and_the_others_are_aiters(emulator):
+def test_xla_computes_the_gradient_of_slopes_alone(emulator):
     def loss(slopes, *qkv, implementation=None):
         options = {"alibi_slopes": slopes, "is_causal": True, "implementation": implementation}
         return (dot_product_attention(*qkv, **options).astype(jnp.float32) ** 2).sum()
@@ -265,7 +267,7 @@ def test_the_gradient_of_slopes_is_xlas_and_the_others_are_aiters(emulator):
         )
 
 
-def test_the_gradient_that_aiter_lacks_is_xlas(emulator):
+def test_xla_computes_the_gradient_that_aiter_lacks(emulator):
     options = {"logits_soft_cap": 2.0}
     with attn_dispatch.fallback("silent"):
         got = value_and_gradients(*arrays(), **options)
@@ -273,12 +275,12 @@ def test_the_gradient_that_aiter_lacks_is_xlas(emulator):
     assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
 
 
-def test_two_threads_at_once():
+def test_two_threads_get_equal_results():
     expected = value_and_gradients(*arrays(), is_causal=True)
     results: list[list[np.ndarray]] = []
 
     def run() -> None:
-        with attn_dispatch.target("gfx942"):  # a setting of the thread that makes it
+        with attn_dispatch.target("gfx942"):  # settings hold in the thread that makes them
             for _ in range(5):
                 results.append(value_and_gradients(*arrays(), is_causal=True))
 

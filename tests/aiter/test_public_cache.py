@@ -1,4 +1,4 @@
-"""A cache by AITER through the public calls: pages, and a cache of each row."""
+"""The public calls on AITER with a cache: in pages, and as an array."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("emulator")
 
 
 def pages(t: int, *, page: int = 128, h: int = 16) -> tuple[list[jax.Array], jax.Array]:
-    """query, pages, table and lengths of three rows; NaN in all that is of no row."""
+    """The query, pages, table and lengths of three rows; NaN fills what belongs to no row."""
     rng = np.random.default_rng(t + page)
     table = rng.permutation(11)[:9].reshape(3, 3)
     lengths = np.array([2 * page + 7, 0, page])
@@ -44,14 +44,14 @@ PAGED: dict[str, tuple[int, dict[str, Any]]] = {
     "window": (12, {"local_window_size": (200, 0)}),
     "small window": (1, {"local_window_size": (20, 0)}),
     "soft cap": (1, {"logits_soft_cap": 2.0}),
-    "soft cap of few": (5, {"logits_soft_cap": 2.0}),
+    "soft cap, few queries": (5, {"logits_soft_cap": 2.0}),
     "ALiBi": (3, {"alibi_slopes": SLOPES}),
     "sinks": (1, {"sinks": np.linspace(-1, 2, 4, dtype=np.float32)}),
 }
 
 
 @pytest.mark.parametrize("name", PAGED)
-def test_pages_are_read_where_they_lie(emulator, name: str):
+def test_pages_are_read_in_place(emulator, name: str):
     t, options = PAGED[name]
     arrays, lengths = pages(t)
     call = jax.jit(partial(paged_attention, return_lse=True, **options))
@@ -64,10 +64,10 @@ def test_pages_are_read_where_they_lie(emulator, name: str):
     assert_close(*([np.asarray(x, np.float32) for x in y] for y in (got, expected)))
     assert emulator.calls("split_kv") == 1
     is_read = emulator.last_call("split_kv").page_size == 128
-    assert is_read == (name != "small window")  # of which the keys are copied
+    assert is_read == (name != "small window")  # whose keys are copied
 
 
-def test_pages_of_sixteen_are_gathered(emulator):
+def test_pages_of_16_are_gathered_first(emulator):
     arrays, lengths = pages(1, page=16)
     got = jax.block_until_ready(paged_attention(*arrays, lengths))
     assert emulator.calls("split_kv") == 1
@@ -76,7 +76,7 @@ def test_pages_of_sixteen_are_gathered(emulator):
     assert_close([np.asarray(got, np.float32)], [np.asarray(expected, np.float32)])
 
 
-def test_queries_without_a_batch_axis(emulator):
+def test_ragged_queries_run_on_split_kv(emulator):
     arrays, lengths = pages(8)
     query = arrays[0].reshape(24, 4, 16)
     cu_seqlens = {"cu_seqlens_q": jnp.array([0, 9, 9, 20]), "max_seqlen_q": 11}
@@ -87,7 +87,7 @@ def test_queries_without_a_batch_axis(emulator):
     assert not np.asarray(got[20:]).any()
 
 
-def test_a_page_that_is_not_there_and_wrong_lengths_are_nan():
+def test_a_wrong_page_or_length_makes_its_row_nan():
     arrays, lengths = pages(1)
     arrays[3] = arrays[3].at[2, 0].set(11)
     got = jax.jit(paged_attention)(*arrays, lengths.at[1].set(385))
@@ -95,8 +95,8 @@ def test_a_page_that_is_not_there_and_wrong_lengths_are_nan():
 
 
 @pytest.mark.parametrize("t", [1, 3, 8])
-def test_a_cache_of_each_row(emulator, t: int):
-    """Without lengths of keys a call is none of decoding."""
+def test_a_few_queries_with_key_lengths_run_on_split_kv(emulator, t: int):
+    """Without key lengths a call does not count as decoding."""
     q, k, v = arrays(t=t, s=300)
     options: dict[str, Any] = {"is_causal": True, "causal_alignment": "bottom_right"}
     lengths = jnp.array([3, 300])

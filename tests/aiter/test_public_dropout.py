@@ -1,4 +1,4 @@
-"""Dropout by AITER through the public call."""
+"""Dropout in the public call on AITER."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.aiter_public import arrays, assert_close, value_and_gradients
 pytestmark = pytest.mark.usefixtures("emulator")
 
 
-def test_dropout_is_a_function_of_the_key():
+def test_dropout_depends_on_the_key_alone():
     def call(seed: int):
         options = {"dropout_rate": 0.5, "dropout_key": jax.random.key(seed)}
         return value_and_gradients(*arrays(), **options)
@@ -42,18 +42,18 @@ def test_dropout_under_jit_takes_the_key_as_an_operand(emulator):
     assert emulator.calls("forward") == 2
 
 
-CAPPED: dict[str, Any] = {
+SOFT_CAP_AND_DROPOUT: dict[str, Any] = {
     "logits_soft_cap": 2.0, "dropout_rate": 0.5, "dropout_key": jax.random.key(1)
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("s", [40, 300])
-def test_xla_goes_back_under_the_mask_of_aiters_forward_pass(emulator, s):
+def test_xlas_backward_pass_uses_the_dropout_mask_of_aiters_forward_pass(emulator, s):
     with attn_dispatch.fallback("silent"):
-        got = value_and_gradients(*arrays(s=s), **CAPPED)
-    # One is the call, one reads 96 keys of its mask, and the last would be the call again.
+        got = value_and_gradients(*arrays(s=s), **SOFT_CAP_AND_DROPOUT)
+    # One call computes the result, and one more reads the mask of each 96 keys.
     assert (emulator.calls("forward"), emulator.calls("backward")) == (1 + -(-s // 96), 0)
-    keep = dropout_mask(*arrays(s=s), **CAPPED)
+    keep = dropout_mask(*arrays(s=s), **SOFT_CAP_AND_DROPOUT)
     q, k, v = (x.astype(jnp.float32) for x in arrays(s=s))
 
     def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -66,20 +66,20 @@ def test_xla_goes_back_under_the_mask_of_aiters_forward_pass(emulator, s):
     assert_close(got, [np.asarray(x) for x in (out, *pull(out))])
 
 
-def test_a_dropped_call_is_not_begun_if_its_mask_is_too_large_to_tell(emulator, monkeypatch):
-    """XLA would not draw the mask of AITER's forward pass again."""
+def test_aiter_does_not_run_a_call_whose_dropout_mask_is_too_large_to_read(emulator, monkeypatch):
+    """XLA's backward pass cannot draw the mask of AITER's forward pass."""
     monkeypatch.setattr(rewrite, "MAX_PAIR_ENTRIES", 2 * 4 * 24 * 40 - 1)
     with attn_dispatch.fallback("silent"):
-        got = value_and_gradients(*arrays(), **CAPPED)
+        got = value_and_gradients(*arrays(), **SOFT_CAP_AND_DROPOUT)
         assert (emulator.calls("forward"), emulator.calls("backward")) == (0, 0)
-        dot_product_attention(*arrays(), **CAPPED)
-    assert emulator.calls("forward") == 0  # nor is it where it is not differentiated
-    assert_close(got, value_and_gradients(*arrays(), **CAPPED, implementation="xla"))
+        dot_product_attention(*arrays(), **SOFT_CAP_AND_DROPOUT)
+    assert emulator.calls("forward") == 0  # without gradients neither
+    assert_close(got, value_and_gradients(*arrays(), **SOFT_CAP_AND_DROPOUT, implementation="xla"))
 
 
 @pytest.mark.filterwarnings("ignore:attention may fall back")
-def test_the_mask_of_a_call_whose_bias_is_looked_at_when_it_runs(emulator):
-    """Each of the two biases has the mask of whoever computes it."""
+def test_the_dropout_mask_follows_the_bias_that_decides_at_run_time(emulator):
+    """With each bias the mask is that of the implementation that computes the call."""
     options: dict[str, Any] = {"dropout_rate": 0.5, "dropout_key": jax.random.key(1)}
     masks = []
     with attn_dispatch.fallback("warn"):
@@ -95,7 +95,7 @@ def test_the_mask_of_a_call_whose_bias_is_looked_at_when_it_runs(emulator):
 
 
 @pytest.mark.parametrize("rate", [0.99, 0.999, 0.9999999])
-def test_a_rate_that_8_bits_do_not_hold_is_refused(rate):
+def test_a_dropout_rate_that_8_bits_do_not_hold_is_refused(rate):
     options: dict[str, Any] = {"dropout_rate": rate, "dropout_key": jax.random.key(1)}
     with pytest.raises(NotImplementedError, match="CK decides with 8 bits"):
         dot_product_attention(*arrays(), **options)
@@ -103,8 +103,8 @@ def test_a_rate_that_8_bits_do_not_hold_is_refused(rate):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_the_dropout_mask_is_read_from_what_aiter_computes(emulator, rate, dtype):
-    """Its keys are more than one call tells of: 6 for each of the 16 columns of value."""
+def test_dropout_mask_reads_the_mask_of_aiter_in_several_calls(emulator, rate, dtype):
+    """One call reads the mask of 96 keys, 6 for each of the 16 columns of value."""
     options: dict[str, Any] = {"dropout_rate": rate, "dropout_key": jax.random.key(1)}
     qkv = [x.astype(dtype) for x in arrays(s=1000)]
     spec = explain(*qkv, **options).call

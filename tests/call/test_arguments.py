@@ -1,4 +1,4 @@
-"""Every wrong call is a ValueError that says what was expected and what was given."""
+"""Every wrong call raises a ValueError that names what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 
-_SIZES = "expected a size from 1.18e-38 to 3.4e+38, the normal numbers of float32, got "
+_EXPECTED_NORMAL = "expected a size from 1.18e-38 to 3.4e+38, the normal numbers of float32, got "
 
-_BOOL = "; for 0 and 1 pass mask != 0, and for numbers that are added to scores pass bias"
+_REMEDY = "; for 0 and 1 pass mask != 0, and for numbers that are added to scores pass bias"
 
-_WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+_WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     # query, key, value
     ({"query": None}, "query: expected an array, got None"),
     ({"value": None}, "value: expected an array, got None"),
@@ -60,8 +60,8 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
      "(arrays are [batch, length, heads, dim])"),
     # bias and mask
     ({"mask": array(3, 5, dtype=np.int32)},
-     f"mask: expected dtype bool (True = attend), got int32{_BOOL}"),
-    ({"mask": array(3, 5)}, f"mask: expected dtype bool (True = attend), got float32{_BOOL}"),
+     f"mask: expected dtype bool (True = attend), got int32{_REMEDY}"),
+    ({"mask": array(3, 5)}, f"mask: expected dtype bool (True = attend), got float32{_REMEDY}"),
     ({"bias": array(3, 5, dtype=bool)}, "bias: expected a floating dtype, got bool"),
     ({"bias": array(3, 5, dtype=np.int8)}, "bias: expected a floating dtype, got int8"),
     *(
@@ -150,11 +150,11 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     # choices
     ({"is_causal": 1}, "is_causal: expected True or False, got 1"),
     ({"is_causal": None}, "is_causal: expected True or False, got None"),
-    ({"scale": 1e39}, f"scale: {_SIZES}1e+39"),
-    ({"scale": -1e-40}, f"scale: {_SIZES}-1e-40"),
+    ({"scale": 1e39}, f"scale: {_EXPECTED_NORMAL}1e+39"),
+    ({"scale": -1e-40}, f"scale: {_EXPECTED_NORMAL}-1e-40"),
     ({"scale": "0.5"}, "scale: expected a number or a floating array [] or [N], got str"),
     ({"scale": True}, "scale: expected a number or a floating array [] or [N], got bool"),
-    ({"logits_soft_cap": 1e300}, f"logits_soft_cap: {_SIZES}1e+300"),
+    ({"logits_soft_cap": 1e300}, f"logits_soft_cap: {_EXPECTED_NORMAL}1e+300"),
     (
         {"deterministic_backward": "yes"},
         "deterministic_backward: expected True or False, got 'yes'",
@@ -178,7 +178,7 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
-def _name(case: Any) -> str | None:
+def _case_id(case: Any) -> str | None:
     if not isinstance(case, dict):
         return None
     name, value = next(iter(case.items()))
@@ -186,19 +186,19 @@ def _name(case: Any) -> str | None:
     return f"{name}-{value!r}" if shape is None else f"{name}-{value.dtype}{list(shape)}"
 
 
-@pytest.mark.parametrize(("change", "message"), _WRONG, ids=_name)
-def test_wrong_call(change: dict[str, Any], message: str):
+@pytest.mark.parametrize(("change", "message"), _WRONG_CALLS, ids=_case_id)
+def test_wrong_call_raises_with_expected_and_given(change: dict[str, Any], message: str):
     call: dict[str, Any] = {"query": Q, "key": KV, "value": KV} | change
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         dot_product_attention(**call)
 
 
-def test_the_call_that_the_wrong_ones_start_from_is_right():
+def test_base_call_without_a_change_is_accepted():
     assert dot_product_attention(Q, KV, KV).shape == (2, 3, 4, 8)
 
 
 @pytest.mark.parametrize("name", ["bias", "mask"])
-def test_mask_shape_is_told_with_all_batch_dims(name: str):
+def test_mask_shape_error_names_all_batch_dims(name: str):
     q, kv = array(2, 3, 4, 2, 8), array(2, 3, 6, 2, 8)
     wrong = array(2, 2, 4, 6, dtype=bool if name == "mask" else np.float32)
     message = (
@@ -209,7 +209,7 @@ def test_mask_shape_is_told_with_all_batch_dims(name: str):
         dot_product_attention(q, kv, kv, **{name: wrong})
 
 
-_STATIC = {
+_STATIC_ARGUMENTS = {
     "is_causal": (True, "is_causal: expected True or False"),
     "deterministic_backward": (True, "deterministic_backward: expected True or False"),
     "return_lse": (True, "return_lse: expected True or False"),
@@ -224,15 +224,15 @@ _STATIC = {
 }
 
 
-@pytest.mark.parametrize("name", _STATIC)
-def test_tracer_as_static_argument(name: str):
-    value, message = _STATIC[name]
+@pytest.mark.parametrize("name", _STATIC_ARGUMENTS)
+def test_tracer_as_static_argument_raises(name: str):
+    value, message = _STATIC_ARGUMENTS[name]
     call = jax.jit(lambda x: dot_product_attention(Q, KV, KV, **{name: x}))
     with pytest.raises(ValueError, match=re.escape(message) + ".*Tracer"):
         call(value)
 
 
-def test_wrong_call_under_jit_and_in_explain():
+def test_wrong_call_raises_under_jit_and_in_explain():
     message = re.escape("key: expected query's head dim 8, got 7")
     wrong = array(2, 5, 2, 7)
     with pytest.raises(ValueError, match=message):
@@ -241,7 +241,7 @@ def test_wrong_call_under_jit_and_in_explain():
         explain(Q, jax.ShapeDtypeStruct(wrong.shape, wrong.dtype), KV)
 
 
-def test_unknown_argument():
+def test_unknown_argument_raises_type_error():
     with pytest.raises(TypeError, match="causal"):
         dot_product_attention(Q, KV, KV, causal=True)  # pyright: ignore
     with pytest.raises(TypeError, match="causal"):

@@ -1,4 +1,4 @@
-"""ATTN_DISPATCH_CHECK=1: traced values are looked at too, when the program runs."""
+"""ATTN_DISPATCH_CHECK=1 checks traced values too, when the program runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from attn_dispatch import (
 )
 
 X = np.random.default_rng(0).standard_normal((2, 4, 2, 8), np.float32)
-RIGHT, WRONG = np.array([[1, 1, 2, 2]] * 2), np.array([[1, 1, 2, 2], [1, 1, -1, 2]])
+VALID_IDS, WRONG_IDS = np.array([[1, 1, 2, 2]] * 2), np.array([[1, 1, 2, 2], [1, 1, -1, 2]])
 
 
 @pytest.fixture(autouse=True)
-def _check(monkeypatch):
+def _enable_check(monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_CHECK", "1")
 
 
@@ -31,17 +31,17 @@ def attend(x, ids):
     return dot_product_attention(x, x, x, query_segment_ids=ids)
 
 
-def of_rows(x, ids):
+def attend_each_row(x, ids):
     return jax.vmap(attend)(x[:, None], ids[:, None])
 
 
 TRANSFORMED = {
     "jit": jax.jit(attend),
-    "vmap": of_rows,
-    "jit of vmap": jax.jit(of_rows),
+    "vmap": attend_each_row,
+    "jit of vmap": jax.jit(attend_each_row),
     "grad": jax.grad(lambda x, ids: attend(x, ids).sum()),
     "jit of grad": jax.jit(jax.grad(lambda x, ids: attend(x, ids).sum())),
-    "jit of grad of vmap": jax.jit(jax.grad(lambda x, ids: of_rows(x, ids).sum())),
+    "jit of grad of vmap": jax.jit(jax.grad(lambda x, ids: attend_each_row(x, ids).sum())),
     "checkpoint": jax.jit(jax.grad(lambda x, ids: jax.checkpoint(attend)(x, ids).sum())),
     "scan": jax.jit(
         lambda x, ids: jax.lax.scan(
@@ -56,13 +56,13 @@ def run(call: Any, *arguments: Any) -> None:
     jax.effects_barrier()
 
 
-@pytest.mark.parametrize("way", TRANSFORMED)
-def test_wrong_ids(way: str, caplog):
-    run(TRANSFORMED[way], X, jnp.asarray(RIGHT))
+@pytest.mark.parametrize("transform", TRANSFORMED)
+def test_wrong_traced_ids_raise(transform: str, caplog):
+    run(TRANSFORMED[transform], X, jnp.asarray(VALID_IDS))
     expected = r"(?s)query_segment_ids: expected ids of 0 \(padding\) and above, got -1"
     # JAX raises its own error, around the ValueError, where a compiled program calls back.
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=expected):
-        run(TRANSFORMED[way], X, jnp.asarray(WRONG))
+        run(TRANSFORMED[transform], X, jnp.asarray(WRONG_IDS))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_wrong_ids(way: str, caplog):
         ({"query_segment_ids": [[1, 1, 1, 2]] * 2}, "max_segment_len=2, got one of 3"),
     ],
 )
-def test_wrong_values(arguments: dict[str, Any], expected: str):
+def test_wrong_traced_values_raise(arguments: dict[str, Any], expected: str):
     static: dict[str, Any] = (
         {"max_segments": 2, "max_segment_len": 2} if "query_segment_ids" in arguments else {}
     )
@@ -84,7 +84,7 @@ def test_wrong_values(arguments: dict[str, Any], expected: str):
         run(call, {x: jnp.asarray(y) for x, y in arguments.items()})
 
 
-def test_wrong_cu_seqlens():
+def test_wrong_traced_cu_seqlens_raise():
     call = jax.jit(lambda cu: ragged_dot_product_attention(
         X[0], X[0], X[0], cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=2, max_seqlen_kv=2,
     ))  # fmt: skip
@@ -93,31 +93,31 @@ def test_wrong_cu_seqlens():
         run(call, jnp.array([0, 3, 4]))
 
 
-def test_ids_from_0_are_warned_of_when_the_program_runs():
+def test_ids_from_0_warn_when_the_program_runs():
     call = jax.jit(lambda ids: attend(X, ids))
     with pytest.warns(AttentionConventionWarning, match="add 1 to them"):
         run(call, jnp.array([[0, 0, 1, 1]] * 2))
 
 
-def test_a_change_misses_the_caches_of_jit():
+def test_changing_the_setting_retraces_a_jitted_call():
     call = jax.jit(lambda ids: attend(X, ids))
     with settings.restored(replace(settings.current(), check=False)):
-        assert np.isnan(call(jnp.asarray(WRONG))).any()
+        assert np.isnan(call(jnp.asarray(WRONG_IDS))).any()
     with pytest.raises(jax.errors.JaxRuntimeError, match="got -1"):
-        run(call, jnp.asarray(WRONG))
+        run(call, jnp.asarray(WRONG_IDS))
     with settings.restored(replace(settings.current(), check=False)):
-        run(call, jnp.asarray(WRONG))
+        run(call, jnp.asarray(WRONG_IDS))
 
 
-def test_nothing_is_called_where_nothing_can_be_wrong():
+def test_no_callback_where_no_value_can_be_wrong():
     assert "callback" not in str(jax.make_jaxpr(lambda x: dot_product_attention(x, x, x))(X))
-    known = jax.make_jaxpr(lambda x: attend(x, RIGHT))(X)
+    known = jax.make_jaxpr(lambda x: attend(x, VALID_IDS))(X)
     assert "callback" not in str(known)
-    assert "debug_callback" in str(jax.make_jaxpr(attend)(X, RIGHT))
+    assert "debug_callback" in str(jax.make_jaxpr(attend)(X, VALID_IDS))
     assert explain(X, X, X, query_segment_ids=jax.ShapeDtypeStruct((2, 4), "int32")).chosen_forward
 
 
-def test_wrong_setting(monkeypatch):
+def test_wrong_setting_raises(monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_CHECK", "yes")
     with pytest.raises(ValueError, match="ATTN_DISPATCH_CHECK: expected 0 or 1, got 'yes'"):
         settings.current()

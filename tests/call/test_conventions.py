@@ -1,6 +1,6 @@
-"""What other libraries mean by the same arguments: here an error, a NaN or a warning says so.
+"""Arguments with the meaning of another library raise, warn or give NaN here.
 
-A test for each line of "Coming from another library" in docs/semantics.md.
+One test for each line of "Coming from another library" in docs/semantics.md.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ X = RNG.standard_normal((2, 4, 2, 8), np.float32)
 
 
 def error(message: str, *arrays: Any, **arguments: Any) -> None:
+    """The call raises a ValueError with this message."""
     with pytest.raises(ValueError, match=re.escape(message)):
         dot_product_attention(*(arrays or (X, X, X)), **arguments)
 
 
 def warning(message: str, *arrays: Any, **arguments: Any) -> None:
-    """Warned of once, at the line of the call, under jit too."""
+    """The call warns once, at its own line, under jit too."""
 
     def call(arrays: Any) -> Any:
         return dot_product_attention(*arrays, **arguments)
@@ -39,11 +40,11 @@ def warning(message: str, *arrays: Any, **arguments: Any) -> None:
     with pytest.warns(AttentionConventionWarning, match=re.escape(message)) as given:
         jax.jit(call)(arrays or (X, X, X))
         call(arrays or (X, X, X))
-    (one,) = given
-    assert one.filename == __file__
-    # It points at the call itself.
+    (warned,) = given
+    assert warned.filename == __file__
+    # The warning points at the call itself.
     with open(__file__) as lines:
-        assert "dot_product_attention(*arrays" in list(lines)[one.lineno - 1]
+        assert "dot_product_attention(*arrays" in list(lines)[warned.lineno - 1]
 
 
 def no_warning(*arrays: Any, **arguments: Any) -> None:
@@ -57,33 +58,33 @@ def traced(ids: Any, **arguments: Any) -> np.ndarray:
     return np.asarray(call(jnp.asarray(ids)))
 
 
-def test_segment_ids_from_0():
+def test_segment_ids_from_0_warn():
     ids = np.array([[0, 0, 1, 1], [0, 1, 1, 2]])
     warning("query_segment_ids: every row begins with id 0, which is padding and attends nothing. "
             "Where ids count from 0 add 1 to them", query_segment_ids=ids)  # fmt: skip
     no_warning(query_segment_ids=ids + 1)
-    # Padding on the left of some rows is nothing to wonder at.
+    # Padding on the left of only some rows is ordinary.
     no_warning(query_segment_ids=np.array([[0, 0, 1, 1], [1, 1, 1, 1]]))
 
 
-@pytest.mark.parametrize("most", [None, 3])
-def test_segment_ids_with_minus_1_as_padding(most: int | None):
+@pytest.mark.parametrize("limit", [None, 3])
+def test_segment_ids_with_minus_1_as_padding_raise_or_give_nan(limit: int | None):
     ids = np.array([[1, 1, 2, -1], [1, 2, 3, 3]])
     error("query_segment_ids: expected ids of 0 (padding) and above, got -1; where -1 is padding "
-          "add 1 to all ids", query_segment_ids=ids, max_segments=most)  # fmt: skip
-    got, expected = traced(ids, max_segments=most), traced(np.maximum(ids, 0), max_segments=most)
+          "add 1 to all ids", query_segment_ids=ids, max_segments=limit)  # fmt: skip
+    got, expected = traced(ids, max_segments=limit), traced(np.maximum(ids, 0), max_segments=limit)
     assert np.isnan(got[0, 3]).all()
     np.testing.assert_array_equal(got[0, :3], expected[0, :3])
     np.testing.assert_array_equal(got[1], expected[1])
 
 
-@pytest.mark.parametrize("most", [None, 3])
-def test_minus_1_that_became_unsigned(most: int | None):
+@pytest.mark.parametrize("limit", [None, 3])
+def test_minus_1_as_an_unsigned_id_raises_or_gives_nan(limit: int | None):
     ids = np.array([[1, 1, 2, -1], [1, 2, 3, 3]])
     unsigned = ids.astype(np.uint32)
     error("query_segment_ids: expected ids below 2^31, got 4294967295",
-          query_segment_ids=unsigned, max_segments=most)  # fmt: skip
-    got, expected = traced(unsigned, max_segments=most), traced(ids, max_segments=most)
+          query_segment_ids=unsigned, max_segments=limit)  # fmt: skip
+    got, expected = traced(unsigned, max_segments=limit), traced(ids, max_segments=limit)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -91,17 +92,17 @@ INTERLEAVED = np.array([[1, 2, 1, 3], [2, 2, 3, 3]])
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True, "local_window_size": 0}])
-def test_interleaved_segment_ids_are_compared(options: dict[str, Any]):
-    is_own = INTERLEAVED[:, None, :, None] == INTERLEAVED[:, None, None, :]
-    if options:  # of its own segment's keys each query sees itself alone
-        is_own = is_own & np.eye(4, dtype=bool)
-    expected = dot_product_attention(X, X, X, mask=is_own)
+def test_interleaved_segment_ids_are_compared_one_by_one(options: dict[str, Any]):
+    same_segment = INTERLEAVED[:, None, :, None] == INTERLEAVED[:, None, None, :]
+    if options:  # among the keys of its segment, each query attends only to itself
+        same_segment = same_segment & np.eye(4, dtype=bool)
+    expected = dot_product_attention(X, X, X, mask=same_segment)
     given = dot_product_attention(X, X, X, query_segment_ids=INTERLEAVED, **options)
     np.testing.assert_allclose(given, expected, atol=1e-6)
     np.testing.assert_allclose(traced(INTERLEAVED, **options), expected, atol=1e-6)
 
 
-def test_interleaved_segment_ids_with_max_segments():
+def test_interleaved_segment_ids_with_max_segments_raise_or_give_nan():
     error("query_segment_ids: expected ids ascending along the row with max_segments, got 1 after "
           "2; without max_segments ids may stand in any order, which kernels run as a mask",
           query_segment_ids=INTERLEAVED, max_segments=3)  # fmt: skip
@@ -112,13 +113,13 @@ def test_interleaved_segment_ids_with_max_segments():
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (3, -1), -1])
-def test_window_with_minus_1_for_an_open_side(window: Any):
+def test_window_with_minus_1_raises_or_gives_nan(window: Any):
     error("both ends seen and None, not -1, where a side is open, got", local_window_size=window)
     call = jax.jit(lambda w: dot_product_attention(X, X, X, local_window_size=(w, None)))
     assert np.isnan(call(-1)).all()
 
 
-def test_arrays_with_heads_before_length():
+def test_arrays_with_heads_before_length_warn():
     x = np.zeros((2, 2, 160, 8), np.float32)
     warning("arrays are [batch, length, heads, dim]; for [batch, heads, length, dim] pass "
             'qkv_layout="BNTH"', x, x, x)  # fmt: skip
@@ -127,11 +128,11 @@ def test_arrays_with_heads_before_length():
     warning("arrays are [batch, heads, length, dim]; for [batch, length, heads, dim] leave out "
             "qkv_layout", swapped, swapped, swapped, qkv_layout="BNTH")  # fmt: skip
     error("(arrays are [batch, length, heads, dim])", np.zeros((2, 4, 9, 8), np.float32), X, X)
-    one = np.zeros((2, 1, 128, 8), np.float32)  # a step of decoding, of many heads
-    no_warning(one, one, one)
+    step = np.zeros((2, 1, 128, 8), np.float32)  # a decoding step with many heads
+    no_warning(step, step, step)
 
 
-def test_a_mask_of_batch_queries_and_keys():
+def test_mask_of_batch_queries_and_keys_raises_or_warns():
     x = np.zeros((3, 4, 2, 8), np.float32)
     for name, dtype in (("mask", bool), ("bias", np.float32)):
         error(f"got [3, 4, 4]; of [batch, queries, keys] pass {name}[:, None]",
@@ -145,7 +146,7 @@ def test_a_mask_of_batch_queries_and_keys():
     no_warning(mask=mask[:1])
 
 
-def test_a_mask_of_batch_and_keys():
+def test_mask_of_batch_and_keys_raises_or_warns():
     keys = np.zeros((2, 6, 2, 8), np.float32)
     error(
         "; of [batch, keys] pass mask[:, None, None, :]", X, keys, keys, mask=np.ones((2, 6), bool)
@@ -160,10 +161,10 @@ def test_a_mask_of_batch_and_keys():
             x, x, x, mask=mask)  # fmt: skip
     no_warning(x, x, x, mask=mask[None, None])
     no_warning(x, x, x, mask=mask[:, None, None, :])
-    no_warning(mask=mask)  # of a batch of 2
+    no_warning(mask=mask)  # the batch is 2
 
 
-def test_one_query_under_top_left_causality():
+def test_one_query_under_top_left_causality_warns():
     query = X[:, :1]
     warning("is_causal=True with one query and several keys: top-left causality lets it attend key "
             '0 alone. For a cache pass causal_alignment="bottom_right"',
@@ -172,7 +173,7 @@ def test_one_query_under_top_left_causality():
     no_warning(query, X[:, :1], X[:, :1], is_causal=True)
 
 
-def test_one_query_under_a_top_left_window_or_alibi():
+def test_one_query_under_a_top_left_window_or_alibi_warns():
     query, slopes = X[:, :1], np.ones(X.shape[2], np.float32)
     both = {"local_window_size": (1, None), "alibi_slopes": slopes}
     for names in (["local_window_size"], ["alibi_slopes"], list(both)):
@@ -185,10 +186,10 @@ def test_one_query_under_a_top_left_window_or_alibi():
     no_warning(query, X, X, local_window_size=(None, None))
 
 
-def test_packed_sequences_of_one_query():
+def test_packed_sequences_of_one_query_warn():
     q, k = np.zeros((2, 2, 8), np.float32), np.zeros((8, 2, 8), np.float32)
 
-    def said(**options: Any) -> list[str]:
+    def messages(**options: Any) -> list[str]:
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
             ragged_dot_product_attention(
@@ -197,28 +198,28 @@ def test_packed_sequences_of_one_query():
             )  # fmt: skip
         return [str(x.message) for x in given]
 
-    (message,) = said(is_causal=True)
+    (message,) = messages(is_causal=True)
     assert message.endswith('For a cache pass causal_alignment="bottom_right"')
-    (message,) = said(local_window_size=(1, None))
+    (message,) = messages(local_window_size=(1, None))
     assert message.startswith("local_window_size with one query and several keys")
-    assert said(is_causal=True, causal_alignment="bottom_right") == [] == said()
+    assert messages(is_causal=True, causal_alignment="bottom_right") == [] == messages()
 
 
-def test_a_warning_is_given_once_at_each_line():
+def test_warning_is_given_once_at_each_line():
     def lines() -> list[int]:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):
                 dot_product_attention(X[:, :1], X, X, is_causal=True)
             dot_product_attention(X[:, :1], X, X, is_causal=True)
-        return [x.lineno for x in said]
+        return [x.lineno for x in caught]
 
     first, second = lines()
     assert second == first + 1 and lines() == []
 
 
-def test_a_warning_of_traced_values_is_given_at_the_line_of_the_call(monkeypatch):
-    """And not where the program runs, which finds it out."""
+def test_warning_about_traced_values_points_at_the_call(monkeypatch):
+    """The running program finds the value; the warning names the line that made the call."""
     ids = jnp.array([[0, 0, 1, 1]] * 2)
 
     @jax.jit
@@ -226,15 +227,15 @@ def test_a_warning_of_traced_values_is_given_at_the_line_of_the_call(monkeypatch
         return dot_product_attention(X, X, X, query_segment_ids=ids)  # the line
 
     monkeypatch.setenv("ATTN_DISPATCH_CHECK", "1")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         jax.block_until_ready(attend(ids))
         jax.effects_barrier()
-    lines = {Path(__file__).read_text().splitlines()[x.lineno - 1] for x in said}
+    lines = {Path(__file__).read_text().splitlines()[x.lineno - 1] for x in caught}
     assert len(lines) == 1 and lines.pop().endswith("# the line")
 
 
-def test_soft_cap_with_a_bias():
+def test_soft_cap_with_a_bias_warns():
     bias = np.ones((4, 4), np.float32)[None]
     warning("logits_soft_cap with bias: the score is capped, then the bias is added",
             bias=bias, logits_soft_cap=5.0)  # fmt: skip
@@ -243,7 +244,7 @@ def test_soft_cap_with_a_bias():
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_a_mask_of_0_and_1(dtype: Any):
+def test_mask_of_0_and_1_raises(dtype: Any):
     error(f"mask: expected dtype bool (True = attend), got {np.dtype(dtype).name}; for 0 and 1 "
           "pass mask != 0, and for numbers that are added to scores pass bias",
           mask=np.ones((4, 4), dtype))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Five arguments from the public call to the kernel, as docs/design.md has their way."""
+"""Five arguments on their way from the public call to the kernel, as in docs/design.md."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def kernel_call(spec: AttentionSpec) -> CudnnCall:
     return first
 
 
-def test_query_scale_causality_and_a_window():
-    steps = with_number_as_scale(rows_first(DENSE))
-    assert isinstance(steps, Arguments) and steps.heads_first_q
-    assert jnp.shape(steps.query) == (2, 16, 4, 64)
-    call = normalise(steps, ("xla",))
+def test_query_scale_causality_and_window_reach_the_kernel():
+    arguments = with_number_as_scale(rows_first(DENSE))
+    assert isinstance(arguments, Arguments) and arguments.heads_first_q
+    assert jnp.shape(arguments.query) == (2, 16, 4, 64)
+    call = normalise(arguments, ("xla",))
     meaning = call.options.meaning
     assert call.options.operands[0] == "query" and call.operands[0].shape == (2, 16, 4, 64)
     assert (meaning.scale, meaning.is_causal, meaning.window) == (0.5, True, (3, None))
@@ -56,19 +56,19 @@ def test_query_scale_causality_and_a_window():
     assert (kernel.scale, kernel.window_left, kernel.window_right) == (0.5, 3, 0)
 
 
-def test_a_scale_that_is_an_array_goes_into_the_query():
+def test_array_scale_is_multiplied_into_the_query():
     scale = jnp.full(4, 0.5)
-    steps = with_number_as_scale(rows_first(replace(DENSE, scale=scale)))
-    assert steps.scale is None
-    np.testing.assert_array_equal(steps.query, jnp.full((2, 16, 4, 64), 4.0, jnp.bfloat16))
-    spec = spec_of(normalise(steps, ("xla",)))
+    arguments = with_number_as_scale(rows_first(replace(DENSE, scale=scale)))
+    assert arguments.scale is None
+    np.testing.assert_array_equal(arguments.query, jnp.full((2, 16, 4, 64), 4.0, jnp.bfloat16))
+    spec = spec_of(normalise(arguments, ("xla",)))
     assert spec.meaning.scale == kernel_call(spec).scale == 1 / 8
 
 
-def test_a_page_table():
-    steps = with_cut_table(separate_pages(PAGED))
-    assert jnp.shape(steps.page_table) == (2, 4) and steps.max_seqlen_kv is None
-    call = normalise(steps, ("xla",))
+def test_page_table_reaches_the_kernel():
+    arguments = with_cut_table(separate_pages(PAGED))
+    assert jnp.shape(arguments.page_table) == (2, 4) and arguments.max_seqlen_kv is None
+    call = normalise(arguments, ("xla",))
     operands = dict(zip(call.options.operands, call.operands, strict=True))
     assert operands["page_table"].dtype == jnp.int32
     spec = spec_of(call)

@@ -1,4 +1,4 @@
-"""Names, shapes and masks as other libraries write them: the message says what to write here."""
+"""Names, shapes and masks as other libraries write them: the message gives the form used here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def error(message: str, call: Any = dot_product_attention, **arguments: Any) -> 
         call(X, X, X, **arguments)
 
 
-def test_the_name_here():
+def test_foreign_name_gets_the_name_used_here():
     error("dot_product_attention() got an unexpected keyword argument 'softmax_scale': here it is "
           "scale", softmax_scale=0.5)  # fmt: skip
     error("'use_causal_mask': here it is is_causal; 'dropout_rng': here it is dropout_key",
@@ -49,7 +49,7 @@ def test_the_name_here():
         dot_product_attention(q=X, k=X, v=X)  # pyright: ignore
 
 
-def test_windows():
+def test_foreign_window_names_get_a_hint():
     error("'window_size': here it is local_window_size, both ends seen and None where a side is "
           "open; to do as flash-attn, with causal_alignment=\"bottom_right\"; "
           "(-1, -1) is none: leave it out", window_size=(-1, -1))  # fmt: skip
@@ -59,18 +59,18 @@ def test_windows():
 
 
 @pytest.mark.parametrize("layout", ["thd_thd_thd", "thd", "t3hd"])
-def test_packed_layouts(layout: str):
+def test_packed_layouts_get_a_hint(layout: str):
     with pytest.raises(ValueError, match="packed sequences have segment ids with max_segments, or"):
         dot_product_attention(X, X, X, qkv_layout=layout)  # pyright: ignore
 
 
 @pytest.mark.parametrize("name", ["mosaic", "triton", ["xla_chunked", "xla"]])
-def test_implementations_of_tokamax(name: Any):
+def test_tokamax_implementations_get_a_hint(name: Any):
     with pytest.raises(ValueError, match="; tokamax's are not among them: None takes the best"):
         dot_product_attention(X, X, X, implementation=name)
 
 
-def test_all_calls():
+def test_every_public_call_gives_hints():
     hint = "'sm_scale': here it is scale"
     for call in (*CALLS, explain, dropout_mask):
         error(hint, call, sm_scale=0.5)
@@ -85,8 +85,8 @@ def test_all_calls():
     error("'cu_seqlens_k': here it is cu_seqlens_kv", explain, **arguments)
 
 
-def test_what_a_call_has_not():
-    """A hint names no argument that would be a TypeError again."""
+def test_hint_for_an_argument_that_the_call_lacks():
+    """A hint never proposes an argument that would raise a TypeError again."""
     error("'dropout_p': paged_attention has no counterpart; in dot_product_attention it is dropout",
           paged_attention, dropout_p=0.1)  # fmt: skip
     error("'attn_mask': ragged_dot_product_attention has no counterpart",
@@ -99,40 +99,40 @@ def test_what_a_call_has_not():
                for x in foreign_names.NAMES]
         for call in CALLS
     }  # fmt: skip
-    own = {call: {*inspect.signature(call).parameters} for call in CALLS}
-    every = set().union(*own.values())
+    parameters = {call: {*inspect.signature(call).parameters} for call in CALLS}
+    all_parameters = set().union(*parameters.values())
     for call, hints in foreign_hints.items():
         for hint in hints:
-            named = every & {*re.findall(r"\w+", hint)}
-            is_of_another = "has no counterpart" in hint or re.search(r"(ragged|paged)_\w+", hint)
-            assert not named or named & own[call] or is_of_another, (call, hint)
+            named = all_parameters & {*re.findall(r"\w+", hint)}
+            is_elsewhere = "has no counterpart" in hint or re.search(r"(ragged|paged)_\w+", hint)
+            assert not named or named & parameters[call] or is_elsewhere, (call, hint)
 
 
-def test_names_that_nobody_has():
+def test_unknown_name_is_reported_or_corrected():
     error("got an unexpected keyword argument 'wibble'", wibble=1)
     error("'local_windows_size': did you mean local_window_size?", local_windows_size=1)
 
 
-def test_hints_are_of_names_that_are_here():
-    """What a hint calls an argument is one, and no foreign name is one of every call's."""
-    own = {x for call in CALLS for x in inspect.signature(call).parameters}
+def test_hints_use_only_names_that_exist():
+    """Every name in a hint exists, and no foreign name is a parameter of dot_product_attention."""
+    parameters = {x for call in CALLS for x in inspect.signature(call).parameters}
     for name, hint in foreign_names.NAMES.items():
         assert name not in inspect.signature(dot_product_attention).parameters, name
         assert hint.startswith(("is ", "has ", "ragged_", "arrays are")), name
         for word in re.findall(r"\b\w+_\w+\b", hint):
-            known = own | {name} | set(dir(attn_dispatch)) | {"bottom_right"}
+            known = parameters | {name} | set(dir(attn_dispatch)) | {"bottom_right"}
             known |= {"attn_dispatch", "attention_fn", "default_matmul_precision"}
             assert word in known, (name, word)
 
 
-def test_the_signatures_are_what_is_written():
+def test_public_signatures_hide_no_parameters():
     for call in CALLS:
         kinds = {x.kind for x in inspect.signature(call).parameters.values()}
         assert inspect.Parameter.VAR_KEYWORD not in kinds
         assert call.__doc__ and call.__name__ in attn_dispatch.__all__  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_heads_and_length_swapped():
+def test_swapped_heads_and_length_get_a_hint():
     q, kv = np.zeros((2, 8, 100, 16), np.float32), np.zeros((2, 8, 30, 16), np.float32)
     hint = '; these look swapped: for [batch, heads, length, dim] pass qkv_layout="BNTH"'
     for kv_heads in (8, 4, 1):
@@ -147,18 +147,19 @@ def test_heads_and_length_swapped():
     dot_product_attention(q, kv, kv, qkv_layout="BNTH")
     with pytest.raises(ValueError, match=r"for .batch, length, heads, dim. leave out qkv_layout"):
         dot_product_attention(*(x.swapaxes(1, 2) for x in (q, kv, kv)), qkv_layout="BNTH")
-    with pytest.raises(ValueError) as raised:  # fits neither
+    with pytest.raises(ValueError) as raised:  # fits neither layout
         dot_product_attention(q, q, q, mask=np.ones((2, 8, 7, 100), bool))
     assert "look like" not in str(raised.value)
     with pytest.raises(ValueError) as raised:
         dot_product_attention(X[:, :3, :1], kv[..., :8], kv[..., :8])
     assert "look like" not in str(raised.value)
-    twelve, five = (jnp.zeros((2, 512, n, 16)) for n in (12, 5))  # 512 would be too many heads
+    # These do not look swapped: 512 would be too many heads.
+    twelve, five = (jnp.zeros((2, 512, n, 16)) for n in (12, 5))
     with pytest.raises(ValueError, match=r"multiple of key's 5, got 12 \(arrays are .*\)$"):
         dot_product_attention(twelve, five, five)
 
 
-def said(call: Any) -> list[str]:
+def warned(call: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         call()
@@ -173,7 +174,7 @@ TRI = np.tri(160, dtype=bool)
 
 
 @pytest.mark.parametrize(
-    ("mask", "instead"),
+    ("mask", "argument"),
     [
         (TRI, "is_causal=True,"),
         (np.broadcast_to(TRI, (2, 1, 160, 160)), "is_causal=True,"),
@@ -184,19 +185,19 @@ TRI = np.tri(160, dtype=bool)
     ],
     ids=["causal", "causal_of_batch", "jax", "lengths", "lengths_of_rows"],
 )  # fmt: skip
-def test_masks_that_are_less(mask: Any, instead: str):
-    (message,) = said(lambda: [dot_product_attention(LONG, LONG, LONG, mask=mask) for _ in "ab"])
-    assert f"only expresses {instead}" in message
-    # As a constant of a program it is known as well; what a program is given is not looked at.
+def test_mask_that_an_argument_expresses_warns(mask: Any, argument: str):
+    (message,) = warned(lambda: [dot_product_attention(LONG, LONG, LONG, mask=mask) for _ in "ab"])
+    assert f"only expresses {argument}" in message
+    # A constant of the program is examined too; an argument of the program is not.
     given = np.asarray(mask)
-    assert said(lambda: jax.jit(lambda: dot_product_attention(LONG, LONG, LONG, mask=given))())
+    assert warned(lambda: jax.jit(lambda: dot_product_attention(LONG, LONG, LONG, mask=given))())
     traced = jax.jit(lambda m: dot_product_attention(LONG, LONG, LONG, mask=m))
-    assert said(lambda: traced(given)) == []
+    assert warned(lambda: traced(given)) == []
 
 
-def test_a_cache_under_a_mask():
+def test_causal_mask_over_a_cache_warns():
     mask = np.tri(128, 160, 32, dtype=bool)
-    (message,) = said(lambda: dot_product_attention(SHORT, LONG, LONG, mask=mask))
+    (message,) = warned(lambda: dot_product_attention(SHORT, LONG, LONG, mask=mask))
     assert 'is_causal=True with causal_alignment="bottom_right"' in message
 
 
@@ -214,17 +215,17 @@ def test_a_cache_under_a_mask():
     ],
     ids=["one_more", "one_less", "hole", "one_of_two", "ends", "all", "none", "of_heads"],
 )
-def test_masks_that_are_more(mask: np.ndarray):
-    assert said(lambda: dot_product_attention(LONG, LONG, LONG, mask=mask)) == []
+def test_mask_that_no_argument_expresses_does_not_warn(mask: np.ndarray):
+    assert warned(lambda: dot_product_attention(LONG, LONG, LONG, mask=mask)) == []
 
 
-def test_masks_that_are_small_or_beside_segments():
-    few = np.tri(100, dtype=bool)
+def test_small_mask_or_mask_with_segments_does_not_warn():
+    small = np.tri(100, dtype=bool)
     short = LONG[:, :100]
-    assert said(lambda: dot_product_attention(short, short, short, mask=few)) == []
+    assert warned(lambda: dot_product_attention(short, short, short, mask=small)) == []
     ids = np.ones((2, 160), int)
     options: dict[str, Any] = {"mask": TRI, "query_segment_ids": ids}
-    assert said(lambda: dot_product_attention(LONG, LONG, LONG, **options)) == []
+    assert warned(lambda: dot_product_attention(LONG, LONG, LONG, **options)) == []
     large = np.broadcast_to(TRI, (64, 2, 160, 160))
     struct = jax.ShapeDtypeStruct((64, 160, 2, 8), jnp.float32)
-    assert said(lambda: explain(struct, struct, struct, mask=large)) == []
+    assert warned(lambda: explain(struct, struct, struct, mask=large)) == []

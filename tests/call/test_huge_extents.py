@@ -1,4 +1,4 @@
-"""Calls that no memory holds are explained at once: nothing counts through an extent."""
+"""Calls too large for any memory are explained at once: no loop runs over an extent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch_tools.cli import main
 
 EXTENTS = (2**28, 2**40, 2**40 - 87)
-"""2^40 - 87 is a prime: of its divisors nothing can be had by halving."""
+"""2^40 - 87 is prime: halving never finds a divisor."""
 
 CALLS = (
     "q=bf16[{n},128,4,64]",
@@ -44,14 +44,14 @@ OPTIONS = (
 
 
 @pytest.fixture(autouse=True)
-def planned_at_once(monkeypatch):
-    """What cuDNN takes for a plan does not count."""
+def instant_planning(monkeypatch):
+    """Planning returns at once: cuDNN's time does not count."""
     monkeypatch.setattr(plan_store, "plan", lambda *_: ("an engine", 0))
 
 
 @pytest.mark.parametrize("target", ["h100", "b200", "mi300x", "cpu"])
 @pytest.mark.parametrize("extent", EXTENTS)
-def test_explained_at_once(extent: int, target: str, capsys):
+def test_huge_call_is_explained_within_two_seconds(extent: int, target: str, capsys):
     lines = [(call, "") for call in CALLS]
     lines += [(call, x) for x in OPTIONS for call in (CALLS[0], CALLS[2])]
     explained = 0
@@ -70,18 +70,18 @@ def test_explained_at_once(extent: int, target: str, capsys):
     assert explained >= len(lines) // 2, capsys.readouterr().out
 
 
-def _by_definition(number: int, most: int) -> int:
-    return max(x for x in range(1, number + 1) if number % x == 0 and (x <= most or x == 1))
+def _largest_divisor_by_definition(number: int, limit: int) -> int:
+    return max(x for x in range(1, number + 1) if number % x == 0 and (x <= limit or x == 1))
 
 
-def test_the_largest_divisor():
+def test_largest_divisor_agrees_with_its_definition():
     for number in range(1, 300):
-        for most in (*range(0, 40), number // 2, number - 1, number, number + 1):
-            assert largest_divisor(number, most) == _by_definition(number, most)
+        for limit in (*range(0, 40), number // 2, number - 1, number, number + 1):
+            assert largest_divisor(number, limit) == _largest_divisor_by_definition(number, limit)
 
 
 @pytest.mark.parametrize(
-    ("number", "most", "divisor"),
+    ("number", "limit", "divisor"),
     [
         (2**40, 2**25, 2**25),
         (2**40 - 87, 2**25, 1),
@@ -92,5 +92,5 @@ def test_the_largest_divisor():
         ((2**20 - 3) * (2**20 - 5), 2**25, 2**20 - 3),
     ],
 )
-def test_the_largest_divisor_of_huge_numbers(number: int, most: int, divisor: int):
-    assert largest_divisor(number, most) == divisor
+def test_largest_divisor_of_huge_numbers(number: int, limit: int, divisor: int):
+    assert largest_divisor(number, limit) == divisor

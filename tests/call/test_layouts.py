@@ -1,4 +1,4 @@
-"""Arrays in other orders of memory: what the public calls make of them, and what kernels get."""
+"""Arrays in other memory layouts: what public calls compute and what kernels receive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, dropout_mask, explain, paged_attention, serving
-from attn_dispatch.core.rewrites.cache.blocks import Blocks
+from attn_dispatch.core.rewrites.kv_cache.blocks import Blocks
 from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.call import variants_of
@@ -52,7 +52,7 @@ BNTH = tuple(map(swapped, QKV))
     ],
     ids=lambda x: ", ".join(x),
 )
-def test_bnth_is_the_call_on_swapped_arrays(options):
+def test_bnth_call_equals_the_call_on_swapped_arrays(options):
     def grads(call: Any, arrays: Any) -> Any:
         (out, lse, *others), pull = jax.vjp(call, *arrays)
         return (out, lse, *others), pull((jnp.cos(out), jnp.sin(lse), *map(jnp.ones_like, others)))
@@ -73,22 +73,22 @@ def test_bnth_is_the_call_on_swapped_arrays(options):
         np.testing.assert_allclose(got, swapped(wanted), atol=1e-5)
 
 
-def test_other_leading_dims_vmap_and_symbols():
-    three = [x[0] for x in BNTH]
+def test_bnth_with_other_leading_dims_and_vmap():
+    rank_3 = [x[0] for x in BNTH]
     np.testing.assert_allclose(
-        dot_product_attention(*three, qkv_layout="BNTH"),
+        dot_product_attention(*rank_3, qkv_layout="BNTH"),
         swapped(dot_product_attention(*(x[0] for x in QKV))),
         atol=1e-6,
     )
     mapped = jax.vmap(lambda *x: dot_product_attention(*x, qkv_layout="BNTH"))(*BNTH)
     np.testing.assert_allclose(mapped, dot_product_attention(*BNTH, qkv_layout="BNTH"), atol=1e-6)
-    five = [x[None] for x in BNTH]
+    rank_5 = [x[None] for x in BNTH]
     np.testing.assert_allclose(
-        dot_product_attention(*five, qkv_layout="BNTH")[0], mapped, atol=1e-6
+        dot_product_attention(*rank_5, qkv_layout="BNTH")[0], mapped, atol=1e-6
     )
 
 
-def test_the_mask_of_dropout_and_the_explanation():
+def test_bnth_in_dropout_mask_and_explanation():
     options: dict[str, Any] = {"dropout_rate": 0.5, "dropout_key": jax.random.key(1)}
     np.testing.assert_array_equal(
         dropout_mask(*BNTH, **options, qkv_layout="BNTH"), dropout_mask(*QKV, **options)
@@ -107,12 +107,12 @@ def test_the_mask_of_dropout_and_the_explanation():
         (("BTNH",), "got"),
     ],
 )
-def test_words_that_there_are_not(layout: Any, message: str):
+def test_unknown_layout_name_raises(layout: Any, message: str):
     with pytest.raises(ValueError, match=f"qkv_layout: .*{message}"):
         dot_product_attention(*QKV, qkv_layout=layout)
 
 
-def test_written_calls_have_the_words():
+def test_written_calls_accept_layout_names():
     q, k = f"f32[{B},{N},{T},{H}]", f"f32[{B},{K},{S},{H}]"
     spec = spec_of(**arguments(f"q={q} k={k} qkv_layout=BNTH"))
     assert spec.shape("query") == (B, T, N, H)
@@ -126,11 +126,11 @@ def test_written_calls_have_the_words():
 
 
 def cache() -> tuple[jax.Array, jax.Array, np.ndarray]:
-    """Pages of keys and values [P, page, K, H], NaN where nobody may look, and their table."""
+    """Pages of keys and values [P, page, K, H] and their table; unused pages are NaN."""
     rng = np.random.default_rng(5)
     table = rng.permutation(P)[: P // 3 * 3].reshape(3, -1)
     table = np.concatenate([table, table[:, :1]], axis=1)
-    table[0, 4] = table[2, 4] = 11  # which both may share
+    table[0, 4] = table[2, 4] = 11  # a page of two sequences
     table = np.where(np.arange(M) * PAGE < LENGTHS[:, None], table, -999).astype(np.int32)
     pages = [normal(P, PAGE, K, H, seed=i) for i in (3, 4)]
     used = np.unique(table[table >= 0])
@@ -138,8 +138,8 @@ def cache() -> tuple[jax.Array, jax.Array, np.ndarray]:
     return *(jnp.where(hidden, jnp.nan, x) for x in pages), table
 
 
-def in_order(layout: str, one_pool: bool) -> tuple[Any, Any]:
-    """key_pages and value_pages as the layout has them."""
+def pages_in(layout: str, one_pool: bool) -> tuple[Any, Any]:
+    """key_pages and value_pages in the layout; for one pool, the pool and None."""
     pages = cache()[:2]
     if layout == "HND":
         pages = [swapped(x) for x in pages]
@@ -150,12 +150,12 @@ def in_order(layout: str, one_pool: bool) -> tuple[Any, Any]:
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("t", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"local_window_size": (9, 0)}, {"max_seqlen_kv": 40}])
-def test_pages_in_any_order(options, t: int, layout: str, one_pool: bool):
+def test_every_page_layout_gives_the_same_result(options, t: int, layout: str, one_pool: bool):
     keys, values, table = cache()
     query = normal(3, t, N, H)
     options = {"return_lse": True, **options}
     expected = paged_attention(query, keys, values, table, LENGTHS, **options)
-    pools = in_order(layout, one_pool)
+    pools = pages_in(layout, one_pool)
     got = paged_attention(query, *pools, table, LENGTHS, kv_layout=layout, **options)
     in_jit = jax.jit(lambda q, table, *x: paged_attention(
         q, *x, table, LENGTHS, kv_layout=layout, **options
@@ -166,11 +166,11 @@ def test_pages_in_any_order(options, t: int, layout: str, one_pool: bool):
 
 
 @pytest.mark.parametrize("page", [-1, P, 2**30, 2**31 - 1, -(2**31)])
-def test_a_page_that_a_pool_has_not_makes_its_row_nan(page: int):
+def test_page_number_outside_the_pool_makes_its_row_nan(page: int):
     table = cache()[2].copy()
     table[2, 1] = page
     call = jax.jit(lambda q, x, table: paged_attention(q, x, None, table, LENGTHS))
-    pool = in_order("NHD", one_pool=True)[0]
+    pool = pages_in("NHD", one_pool=True)[0]
     found = np.asarray(call(normal(3, 1, N, H), pool, table))
     assert np.isnan(found[2]).all() and not np.isnan(found[:2]).any()
     with pytest.raises(ValueError, match=f"page_table: expected pages from 0 to {P - 1} .*{page}"):
@@ -186,7 +186,7 @@ def test_a_page_that_a_pool_has_not_makes_its_row_nan(page: int):
         ((P, 2, PAGE, 3, H), "NHD", "expected the number of heads to be a multiple of key_pages's"),
     ],
 )
-def test_pools_that_there_are_not(shape: tuple[int, ...], layout: str, message: str):
+def test_wrong_pool_shape_raises(shape: tuple[int, ...], layout: str, message: str):
     with pytest.raises(ValueError, match=message):
         paged_attention(
             normal(3, 1, N, H), normal(*shape), None, cache()[2], LENGTHS, kv_layout=layout
@@ -196,13 +196,13 @@ def test_pools_that_there_are_not(shape: tuple[int, ...], layout: str, message: 
 @pytest.mark.parametrize("one_pool", [False, True])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_pages_are_written_in_their_order(ragged: bool, layout: str, one_pool: bool):
+def test_serving_write_keeps_the_page_layout(ragged: bool, layout: str, one_pool: bool):
     tables = serving.new_tables(slots=3, pages_per_slot=4, num_pages=P, page_size=PAGE)
     tables = serving.grow(tables, jnp.array([9, 0, 3]))
     new = [normal(3, 9, K, H, seed=i) for i in (6, 7)]
     tokens: dict[str, Any] = {"tokens": jnp.array([9, 0, 3])}
-    apart = [serving.write(jnp.zeros((P, PAGE, K, H)), x, tables, **tokens) for x in new]
-    assert all((x != 0).sum() == 12 * K * H for x in apart)
+    separate = [serving.write(jnp.zeros((P, PAGE, K, H)), x, tables, **tokens) for x in new]
+    assert all((x != 0).sum() == 12 * K * H for x in separate)
     if ragged:
         new = [jnp.concatenate([x[0], x[2, :3]]) for x in new]
         tokens: dict[str, Any] = {"cu_seqlens": jnp.array([0, 9, 9, 12])}
@@ -221,14 +221,14 @@ def test_pages_are_written_in_their_order(ragged: bool, layout: str, one_pool: b
         ]
         with pytest.raises(ValueError, match="new: expected an array for pages"):
             serving.write(jnp.zeros((P, *page)), tuple(new), tables, kv_layout=layout, **tokens)
-    for x, y in zip(written, apart, strict=True):
+    for x, y in zip(written, separate, strict=True):
         np.testing.assert_array_equal(x if layout == "NHD" else swapped(x), y)
     other = "HND" if layout == "NHD" else "NHD"
     with pytest.raises(ValueError, match=r"pages: expected \[P, .* got"):
         serving.write(jnp.zeros((P, *page)), new[0], tables, kv_layout=other, **tokens)
 
 
-# What kernels get.
+# What kernels receive.
 
 BF = jnp.bfloat16
 
@@ -243,7 +243,7 @@ def lowered(call: Any, *given: Any) -> str:
 
 
 def transposed_twice(text: str, value: str) -> str:
-    """What an operand is a transposition, by the same axes, of the transposition of."""
+    """The value that becomes `value` by two transpositions with the same axes."""
     for _ in range(2):
         found = re.search(
             rf"{re.escape(value)} = stablehlo.transpose (%\S+), dims = \[0, 2, 1, 3\]", text
@@ -254,7 +254,7 @@ def transposed_twice(text: str, value: str) -> str:
 
 
 @needs_cudnn
-def test_cudnn_gets_arrays_in_the_order_of_the_caller():
+def test_cudnn_receives_arrays_in_the_callers_layout():
     """Each transposition is undone by another, with nothing between: XLA drops such pairs
     (benchmarks/layouts.py shows that on a GPU)."""
     shapes = (2, 8, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64)
@@ -278,7 +278,7 @@ def test_cudnn_gets_arrays_in_the_order_of_the_caller():
 @needs_cudnn
 @pytest.mark.parametrize("t", [1, 4, 40])
 @pytest.mark.parametrize("one_pool", [False, True])
-def test_cudnn_gets_whole_pools_as_they_lie(one_pool: bool, t: int):
+def test_cudnn_receives_whole_pools_unchanged(one_pool: bool, t: int):
     sizes = (P, *((2,) if one_pool else ()), K, 64, 64)
 
     def call(q, table, lengths, *pools):
@@ -312,8 +312,8 @@ def paged_spec(page: int, layout: str, **options: Any) -> Any:
         (64, "HND", 64, 1), (256, "HND", 256, 1),
     ],
 )  # fmt: skip
-def test_blocks_of_a_pool(page: int, layout: str, size: int, value_page: int):
-    """Where heads come first a page is one block: parts of it do not lie one after the other."""
+def test_block_size_of_a_pool(page: int, layout: str, size: int, value_page: int):
+    """A page with heads first is one block, because its parts are not contiguous."""
     spec = paged_spec(page, layout)
     blocks = Blocks.of(spec)
     assert blocks is not None and blocks.size == size
@@ -322,13 +322,13 @@ def test_blocks_of_a_pool(page: int, layout: str, size: int, value_page: int):
 
 
 @pytest.mark.parametrize("page", [24, 512])
-def test_pages_with_heads_first_are_not_cut(page: int):
+def test_pages_with_heads_first_are_not_cut_into_blocks(page: int):
     assert Blocks.of(paged_spec(page, "HND")) is None
 
 
 @pytest.mark.parametrize("lengths", ["key_value_seq_lengths", "query_seq_lengths"])
 def test_packed_gradients_have_rows_first(lengths: str):
-    """cudnn-frontend's workspace is too small for others: wrong numbers, and illegal writes."""
+    """cudnn-frontend's workspace is too small for other layouts: wrong results, illegal writes."""
     x, lengths_ = struct(2, 8, 64, 64), jax.ShapeDtypeStruct((2,), jnp.int32)
     spec = spec_of(query=x, key=x, value=x, qkv_layout="BNTH", **{lengths: lengths_})
     forward, backward = (variants_of(x) for x in spec.in_training(("query", "key", "value")))
@@ -342,7 +342,7 @@ def test_packed_gradients_have_rows_first(lengths: str):
 
 @needs_cudnn
 @pytest.mark.parametrize("side", ["head_rows_q", "head_rows_kv"])
-def test_the_library_refuses_packed_gradients_with_heads_first(side: str):
+def test_cudnn_library_refuses_packed_gradients_with_heads_first(side: str):
     backend = cudnn_library.find().backend
     packed: dict[str, Any] = {
         "packed_rows_q": 512,
@@ -360,7 +360,7 @@ def test_the_library_refuses_packed_gradients_with_heads_first(side: str):
         backend.plan(cudnn_attributes(**{side: 255}), properties)
 
 
-def test_an_order_is_part_of_what_is_planned():
+def test_layout_is_part_of_the_plan_and_of_the_tuning_key():
     specs = [spec_of(query=struct(2, 8, 8, 64), key=struct(2, 8, 8, 64), value=struct(2, 8, 8, 64),
                      qkv_layout=x) for x in ("BTNH", "BNTH")]  # fmt: skip
     rows, heads = (variants_of(spec)[0] for spec in specs)

@@ -1,4 +1,4 @@
-"""Many ways to write a call, one normal form: what is folded, extended, completed and returned."""
+"""Different ways to write a call have one normal form, and results in a fixed order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call_of(*args: Any, **kwargs: Any) -> Call:
 
 
 def shapes_of(call: Call) -> dict[str, tuple[int, ...]]:
-    """Of the operands with one batch axis."""
+    """Shapes of the operands by name, with one batch axis."""
     spec = LeadingCall.of(call.operands, call.options).spec
     return {operand.name: operand.shape for operand in spec.operands}
 
@@ -44,7 +44,7 @@ Q, K, V = normal(2, 3, 4, 8), normal(2, 5, 2, 8, seed=1), normal(2, 5, 2, 6, see
 
 
 def assert_same_call(*calls: dict[str, Any], q=Q, k=K, v=V) -> np.ndarray:
-    """All these arguments mean the same, and not what a call without them means."""
+    """All these arguments give one result, which differs from that of a call without them."""
     expected = dot_product_attention(q, k, v, **calls[0], return_lse=True)
     for call in calls[1:]:
         got = dot_product_attention(q, k, v, **call, return_lse=True)
@@ -78,13 +78,13 @@ def test_leading_dims_are_folded(leading: tuple[int, ...]):
         expected = dot_product_attention(
             q[row], k[row], v[row], **alone, return_residual=True, return_lse=True
         )
-        for whole, one in zip(got, expected, strict=True):
-            np.testing.assert_allclose(whole[row], one, rtol=1e-5, atol=1e-6)
+        for whole, row_alone in zip(got, expected, strict=True):
+            np.testing.assert_allclose(whole[row], row_alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bias", "mask"])
 @pytest.mark.parametrize(
-    ("shape", "kept"),
+    ("shape", "expected"),
     [
         ((5,), (1, 1, 1, 5)),
         ((3, 1), (1, 1, 3, 1)),
@@ -96,14 +96,14 @@ def test_leading_dims_are_folded(leading: tuple[int, ...]):
         ((2, 4, 3, 5), (2, 4, 3, 5)),
     ],
 )
-def test_low_rank_masks_and_biases_extend_to_the_left(name: str, shape, kept):
+def test_low_rank_masks_and_biases_extend_to_the_left(name: str, shape, expected):
     x = normal(*shape)
     x = x < np.median(x) if name == "mask" else x
-    assert shapes_of(call_of(Q, K, V, **{name: x}))[name] == kept
+    assert shapes_of(call_of(Q, K, V, **{name: x}))[name] == expected
     assert_same_call({name: x}, {name: np.broadcast_to(x, (2, 4, 3, 5))})
 
 
-def test_scalar_bias_and_mask():
+def test_scalar_bias_and_scalar_mask():
     # A constant bias moves lse and nothing else; a mask of False hides everything.
     out, lse = dot_product_attention(Q, K, V, bias=np.float32(2.5), return_lse=True)
     expected_out, expected_lse = dot_product_attention(Q, K, V, return_lse=True)
@@ -114,15 +114,15 @@ def test_scalar_bias_and_mask():
 
 def test_bias_over_several_leading_dims_is_broadcast_only_where_it_varies():
     q, k = normal(2, 3, 4, 2, 8), normal(2, 3, 6, 2, 8)
-    for leading, kept in (((1, 1), 1), ((2, 3), 6), ((2, 1), 6), ((1, 3), 6), ((3,), 6)):
+    for leading, expected in (((1, 1), 1), ((2, 3), 6), ((2, 1), 6), ((1, 3), 6), ((3,), 6)):
         bias = normal(*leading, 1, 4, 6)
-        assert shapes_of(call_of(q, k, k, bias=bias))["bias"] == (kept, 1, 4, 6)
+        assert shapes_of(call_of(q, k, k, bias=bias))["bias"] == (expected, 1, 4, 6)
         assert_same_call(
             {"bias": bias}, {"bias": np.broadcast_to(bias, (2, 3, 2, 4, 6))}, q=q, k=k, v=k
         )
 
 
-def test_windows():
+def test_windows_become_pairs():
     assert call_of(Q, K, V, local_window_size=2).options.meaning.window == (2, 2)
     assert call_of(Q, K, V, local_window_size=[1, None]).options.meaning.window == (1, None)
     assert call_of(Q, K, V, local_window_size=np.int64(0)).options.meaning.window == (0, 0)
@@ -146,7 +146,7 @@ def test_one_sided_segment_ids_serve_both_sides():
 
 
 @pytest.mark.parametrize("name", ["query_seq_lengths", "key_value_seq_lengths"])
-def test_lengths(name: str):
+def test_lengths_of_any_integer_dtype_or_as_lists(name: str):
     by_dtype = [{name: np.array([2, 1], dtype)} for dtype in ("int8", "uint32", "int32")]
     expected = assert_same_call({name: [2, 1]}, *by_dtype)
     for row, length in enumerate((2, 1)):  # an unbatched call takes one number, or one in a list
@@ -155,7 +155,7 @@ def test_lengths(name: str):
             np.testing.assert_allclose(alone, expected[row], rtol=1e-5, atol=1e-6)
 
 
-def test_per_head_operands_share_or_vary_over_the_batch():
+def test_per_head_operands_with_and_without_a_batch_axis():
     for name in ("sinks", "alibi_slopes"):
         x = normal(4)
         assert shapes_of(call_of(Q, K, V, **{name: x}))[name] == (1, 4)
@@ -165,7 +165,7 @@ def test_per_head_operands_share_or_vary_over_the_batch():
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_raw_and_typed_keys_are_the_same_key(impl: str):
     typed = jax.random.key(5, impl=impl)
-    with jax.default_prng_impl(impl):  # what a raw key belongs to
+    with jax.default_prng_impl(impl):  # a raw key belongs to the default implementation
         raw = jax.random.PRNGKey(5)
         assert (
             call_of(Q, K, V, dropout_rate=0.5, dropout_key=raw).options.meaning.dropout_impl == impl
@@ -181,13 +181,13 @@ def test_raw_and_typed_keys_are_the_same_key(impl: str):
     assert not np.array_equal(other, expected)
 
 
-def test_key_without_dropout_is_no_operand():
+def test_dropout_key_without_dropout_is_ignored():
     call = call_of(Q, K, V, dropout_key=jax.random.key(0))
     assert call.options == call_of(Q, K, V).options
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_results_in_order(dtype: str):
+def test_order_shapes_and_dtypes_of_results(dtype: str):
     q, k, v = (jnp.asarray(x, dtype) for x in (Q, K, V))
     out = dot_product_attention(q, k, v)
     pair = dot_product_attention(q, k, v, return_residual=True)
@@ -203,7 +203,7 @@ def test_results_in_order(dtype: str):
     np.testing.assert_array_equal(both[1], both[2].astype(dtype))
 
 
-def test_python_lists():
+def test_python_lists_are_accepted():
     options: dict[str, Any] = {
         "mask": [True, False, True, True, True], "bias": [[0.5], [1.0], [-1.0]],
         "query_seq_lengths": [3, 2], "sinks": [0.0, 1.0, 2.0, 3.0],
@@ -213,7 +213,7 @@ def test_python_lists():
     np.testing.assert_array_equal(got, dot_product_attention(Q, K, V, **arrays))
 
 
-def test_scale():
+def test_scale_becomes_a_python_float():
     assert call_of(Q, K, V).options.meaning.scale == 1 / np.sqrt(8)
     for scale in (np.float32(0.5), jnp.asarray(0.5), np.array([[0.5]])[0, 0]):
         options = call_of(Q, K, V, scale=scale).options

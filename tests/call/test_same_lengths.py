@@ -1,4 +1,4 @@
-"""Whether every sequence has as many keys as queries: decided once, on the caller's own objects."""
+"""`same_lengths` is true where the caller passes one object as the lengths of both sides."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def lengths(queries: Any, keys: Any) -> dict[str, Any]:
         ({"query_segment_ids": IDS, **lengths(LENGTHS, OTHERS)}, False),
     ],
 )
-def test_one_array_for_both_sides(given: dict[str, Any], expected: bool):
+def test_same_lengths_where_one_array_serves_both_sides(given: dict[str, Any], expected: bool):
     assert spec_of(query=Q, key=Q, value=Q, **given).meaning.same_lengths is expected
 
 
-def test_not_where_queries_and_keys_differ_in_length():
+def test_no_same_lengths_where_queries_and_keys_differ_in_length():
     given = lengths(LENGTHS, LENGTHS)
     assert not spec_of(query=Q, key=LONGER, value=LONGER, **given).meaning.same_lengths
 
 
-def test_under_jit():
-    """There what is passed for both sides is one traced array."""
+def test_same_lengths_under_jit():
+    """Inside jit, an array passed for both sides is one tracer."""
     found: list[bool] = []
 
     @jax.jit

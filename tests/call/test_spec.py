@@ -1,4 +1,4 @@
-"""AttentionSpec: the facts that it derives from shapes, and what it is as a value."""
+"""AttentionSpec: the facts that it derives from shapes, and its equality as a value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def backward(*gradients: str, has_lse_grad: bool = False, dtype: str = "bfloat16
     return AttentionSpec.of([*avals(dtype), *residuals, *more], options)
 
 
-def test_facts():
+def test_facts_derived_from_shapes():
     spec = AttentionSpec.of(avals(), OPTIONS)
     facts = {
         "batch": 2, "seq_len_q": 3, "seq_len_kv": 5, "num_heads": 8, "num_kv_heads": 4,
@@ -52,7 +52,7 @@ def test_arrays_avals_and_tracers_make_the_same_spec():
     assert seen == [expected]
 
 
-def test_number_of_operands():
+def test_wrong_number_of_operands_raises():
     with pytest.raises(ValueError, match=r"expected 3 operands \('query', 'key', 'value'\), got 2"):
         AttentionSpec.of(avals()[:2], OPTIONS)
 
@@ -66,7 +66,7 @@ def test_number_of_operands():
         ("float64", "float64"),
     ],
 )
-def test_forward_results(dtype: str, lse: str):
+def test_shapes_and_dtypes_of_forward_results(dtype: str, lse: str):
     with jax.enable_x64(True):
         spec = AttentionSpec.of(avals(dtype), OPTIONS)
         assert [(x.shape, x.dtype) for x in spec.results] == [((2, 3, 8, 24), dtype)]
@@ -77,7 +77,7 @@ def test_forward_results(dtype: str, lse: str):
         ]
 
 
-def test_forward_results_in_order():
+def test_order_of_forward_results():
     spec = AttentionSpec.of(avals(), with_facts(OPTIONS, needs_max=True, needs_keep=True))
     assert spec.result_names == ("out", "row_max", "keep")
     assert [(x.shape, x.dtype) for x in spec.results[1:]] == [
@@ -107,11 +107,11 @@ def test_backward_options():
     assert backward_options(OPTIONS, (), has_lse_grad=True).operands[3:] == (
         "out", "lse", "out_grad", "lse_grad",
     )  # fmt: skip
-    # Everything else is the forward call's.
+    # All other options are those of the forward call.
     assert with_facts(options, operands=OPTIONS.operands, gradients=()) == OPTIONS
 
 
-def test_partners_know_each_other_where_there_is_dropout():
+def test_partner_specs_refer_to_each_other_under_dropout():
     backward = backward_options(OPTIONS, ("key", "query"), has_lse_grad=True)
     assert as_partners(OPTIONS, backward) == (OPTIONS, backward)
     options = with_facts(OPTIONS, dropout_rate=0.5, needs_max=True)
@@ -125,10 +125,10 @@ def test_partners_know_each_other_where_there_is_dropout():
     assert again.partner is None
 
 
-def test_a_spec_is_a_value():
+def test_specs_compare_and_hash_by_value():
     spec, again = (AttentionSpec.of(avals(), OPTIONS) for _ in range(2))
     assert spec == again and hash(spec) == hash(again)
-    assert spec.batch == 2 and hash(spec) == hash(again)  # a cached fact is no part of it
+    assert spec.batch == 2 and hash(spec) == hash(again)  # caching a fact leaves the hash alone
     others = [
         AttentionSpec.of(avals("float16"), OPTIONS),
         AttentionSpec.of(avals(query=(2, 4, 8, 16)), OPTIONS),
@@ -158,7 +158,7 @@ _CHANGES = (
 
 
 def test_every_option_distinguishes_specs():
-    """Otherwise two calls would share what is cached for one of them."""
+    """Calls that differ in one option must not share cached results."""
     changed = {name for change in _CHANGES for name in change}
     facts = {x.name for part in PARTS for x in fields(getattr(OPTIONS, part))} | {"engine"}
     assert {x.name for x in fields(OPTIONS)} == {"operands", "engine", *PARTS}
@@ -176,11 +176,11 @@ def test_every_option_distinguishes_specs():
         ({"value": (2, 5, 4, 0)}, False),
     ],
 )
-def test_is_empty(shapes: dict[str, tuple[int, ...]], is_empty: bool):
+def test_spec_without_queries_or_keys_is_empty(shapes: dict[str, tuple[int, ...]], is_empty: bool):
     assert AttentionSpec.of(avals(**shapes), OPTIONS).is_empty is is_empty
 
 
-def test_str():
+def test_text_of_a_spec():
     text = str(AttentionSpec.of(avals(), OPTIONS))
     arrays = "query bfloat16[2, 3, 8, 16], key bfloat16[2, 5, 4, 16], value bfloat16[2, 5, 4, 24]"
     assert text == f"forward({arrays}, scale=0.25)"

@@ -1,4 +1,4 @@
-"""Lengths, segment ids and cu_seqlens: known values are checked, others are not waited for."""
+"""Lengths, segment ids and cu_seqlens: values known on the host are checked, without waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDS: dict[str, Any] = {"query_segment_ids": [[1, 1, 2, 0], [0, 1, 0, 3]],
 
 _ANY_ORDER = "; without max_segments ids may stand in any order, which kernels run as a mask"
 
-_WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+_WRONG_VALUES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"query_seq_lengths": [4, 5]}, "query_seq_lengths: expected lengths from 0 to 4, got 5"),
     ({"query_seq_lengths": [-1, 4]}, "query_seq_lengths: expected lengths from 0 to 4, got -1"),
     ({"key_value_seq_lengths": [6, 7]},
@@ -49,20 +49,20 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 @pytest.mark.parametrize("convert", [lambda x: x, np.asarray, jnp.asarray])
-@pytest.mark.parametrize(("arguments", "message"), _WRONG)
-def test_wrong_values(arguments: dict[str, Any], message: str, convert: Any):
+@pytest.mark.parametrize(("arguments", "message"), _WRONG_VALUES)
+def test_wrong_known_values_raise(arguments: dict[str, Any], message: str, convert: Any):
     given: dict[str, Any] = {
         x: convert(y) if isinstance(y, list) else y for x, y in arguments.items()
     }
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         dot_product_attention(Q, KV, KV, **given)
-    # Under jit they are known where they are not arguments of what is traced.
+    # Under jit, values are known unless they are arguments of the traced function.
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         jax.jit(lambda q: dot_product_attention(q, KV, KV, **given))(Q)
 
 
-@pytest.mark.parametrize(("arguments", "message"), _WRONG)
-def test_traced_values_are_not_looked_at(arguments: dict[str, Any], message: str):
+@pytest.mark.parametrize(("arguments", "message"), _WRONG_VALUES)
+def test_wrong_traced_values_give_nan(arguments: dict[str, Any], message: str):
     del message
     static: dict[str, Any] = {x: y for x, y in arguments.items() if isinstance(y, int)}
     traced: dict[str, Any] = {x: jnp.asarray(y) for x, y in arguments.items() if x not in static}
@@ -76,7 +76,7 @@ def test_traced_values_are_not_looked_at(arguments: dict[str, Any], message: str
     assert explain(Q, KV, KV, **shapes, **static).chosen_forward == "xla"
 
 
-def test_the_rows_that_are_wrong_are_nan_and_no_others():
+def test_only_rows_with_wrong_values_are_nan():
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((2, n, 2, 8), np.float32) for n in (5, 7))
 
@@ -88,7 +88,7 @@ def test_the_rows_that_are_wrong_are_nan_and_no_others():
         )  # fmt: skip
 
     def check(wrong: dict[str, Any], right: dict[str, Any], rows: list[int]) -> None:
-        """The first batch row is given; nothing of the second one changes."""
+        """Only the first batch row has wrong values; nothing in the second changes."""
         for got, expected in zip(
             *(call({x: jnp.asarray([y, right[x]]) for x, y in z.items()}) for z in (wrong, right)),
             strict=True,
@@ -97,32 +97,32 @@ def test_the_rows_that_are_wrong_are_nan_and_no_others():
             expected[0, rows] = np.nan
             np.testing.assert_array_equal(got, expected)
 
-    every = list(range(5))
+    all_rows = list(range(5))
     for lengths in (-1, 6, 99):
-        check({"query_seq_lengths": lengths}, {"query_seq_lengths": 5}, every)
+        check({"query_seq_lengths": lengths}, {"query_seq_lengths": 5}, all_rows)
     for lengths in (-1, 8):
-        check({"key_value_seq_lengths": lengths}, {"key_value_seq_lengths": 7}, every)
+        check({"key_value_seq_lengths": lengths}, {"key_value_seq_lengths": 7}, all_rows)
     keys = {"key_value_segment_ids": [1, 1, 2, 2, 2, 3, 3]}
     right = keys | {"query_segment_ids": [1, 1, 0, 2, 3]}
     check(keys | {"query_segment_ids": [1, 1, -1, 2, 3]}, right, [2])
     check(keys | {"query_segment_ids": [1, 1, 4, 2, 3]}, right, [2])
     check(keys | {"query_segment_ids": [1, 1, 0, 2, -7]}, right, [4])
-    # An id out of order among queries or keys concerns all that have it.
+    # An id out of order, among queries or keys, affects every query with that id.
     check(keys | {"query_segment_ids": [1, 1, 3, 2, 3]}, right, [2, 3, 4])
     check(right | {"key_value_segment_ids": [1, 1, 2, 2, 2, 3, 1]}, right, [0, 1])
     check(right | {"key_value_segment_ids": [2, 1, 1, 0, 0, 3, 3]}, right | {
         "key_value_segment_ids": [2, 0, 0, 0, 0, 3, 3]}, [0, 1])  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["query", "key"])
-def test_no_gradient_goes_through_rows_that_are_wrong(way: str):
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_rows_with_wrong_ids_carry_no_gradient(side: str):
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, 6, 2, 8), np.float32) for _ in range(2))
     ids: dict[str, Any] = {
         f"{x}_segment_ids": jnp.array([[1, 1, 2, 2, 3, 3]]) for x in ("query", "key_value")
     }
-    wrong = "query_segment_ids" if way == "query" else "key_value_segment_ids"
-    spoiled = ids | {wrong: jnp.array([[1, 1, 2, 2, 3, 1]])}
+    wrong = "query_segment_ids" if side == "query" else "key_value_segment_ids"
+    wrong_ids = ids | {wrong: jnp.array([[1, 1, 2, 2, 3, 1]])}
 
     @jax.jit
     def grads(ids):
@@ -133,18 +133,18 @@ def test_no_gradient_goes_through_rows_that_are_wrong(way: str):
         return jax.grad(loss)((q, k, k))
 
     right = grads({x: y.at[0, 4:].set(0).at[0, :2].set(0) for x, y in ids.items()})
-    for got, expected in zip(grads(spoiled), right, strict=True):
-        # Place 4, whose id is 3, has lost the partner of its segment on one side.
+    for got, expected in zip(grads(wrong_ids), right, strict=True):
+        # Position 4, with id 3, has lost its segment's other position on one side.
         np.testing.assert_array_equal(got[:, :4], expected[:, :4])
         assert np.isfinite(got).all() and np.all(got[:, :2] == 0) and np.any(got[:, 2:4] != 0)
 
 
-def test_what_stands_past_a_length_is_not_looked_at():
+def test_ids_past_a_known_length_are_not_checked():
     ids: dict[str, Any] = {"query_segment_ids": [[1, 1, 2, -5], [3, 0, 3, 1]],
            "key_value_segment_ids": [[1, 2, 3, 4, 5, 6]] * 2, "max_segments": 6}  # fmt: skip
     out = dot_product_attention(Q, KV, KV, **ids, query_seq_lengths=[3, 1])
     assert out.shape == Q.shape
-    # With lengths that are traced nobody knows what is padding.
+    # With traced lengths it is unknown which positions are padding.
     call = jax.jit(lambda n: dot_product_attention(Q, KV, KV, **ids, query_seq_lengths=n))
     assert call(jnp.array([3, 1])).shape == Q.shape
     with pytest.raises(ValueError, match="got 1 after 3"):
@@ -161,7 +161,7 @@ def test_what_stands_past_a_length_is_not_looked_at():
          "cu_seqlens_kv: expected no sequence longer than max_seqlen_kv=3, got one of 4"),
     ],
 )  # fmt: skip
-def test_wrong_cu_seqlens(change: dict[str, Any], message: str):
+def test_wrong_known_cu_seqlens_raise(change: dict[str, Any], message: str):
     call: dict[str, Any] = {
         "cu_seqlens_q": [0, 2, 4], "cu_seqlens_kv": [0, 2, 6],
         "max_seqlen_q": 4, "max_seqlen_kv": 6,
@@ -171,7 +171,7 @@ def test_wrong_cu_seqlens(change: dict[str, Any], message: str):
         ragged_dot_product_attention(Q[0], KV[0], KV[0], **call | change)
 
 
-def test_what_is_known():
+def test_known_values_of_host_arrays_and_of_tracers():
     for known in (3, [1, 2], np.int8(4), np.arange(3), jnp.arange(3)):
         np.testing.assert_array_equal(known_values(known), known)
     assert known_values(None) is None
@@ -180,9 +180,9 @@ def test_what_is_known():
     assert seen == [(None, None)]
 
 
-def test_an_array_on_an_accelerator_is_not_waited_for(monkeypatch):
-    class OnGpu:
-        """A jax.Array as far as is asked of it; reading it is an error."""
+def test_array_on_an_accelerator_is_not_read(monkeypatch):
+    class ArrayOnGpu:
+        """A stand-in for a jax.Array on a GPU: reading it on the host fails."""
 
         is_fully_addressable = True
 
@@ -192,9 +192,9 @@ def test_an_array_on_an_accelerator_is_not_waited_for(monkeypatch):
         def __array__(self, *args: Any):
             raise AssertionError("read on the host")
 
-    x = OnGpu()
-    arrays_of_jax = SimpleNamespace(Array=(jax.Array, OnGpu), tree=jax.tree)
-    monkeypatch.setattr(values, "jax", arrays_of_jax)
+    x = ArrayOnGpu()
+    fake_jax = SimpleNamespace(Array=(jax.Array, ArrayOnGpu), tree=jax.tree)
+    monkeypatch.setattr(values, "jax", fake_jax)
     assert known_values(x) is None
     arrays: dict[str, Any] = {"query_seq_lengths": x, "query_segment_ids": np.ones((2, T), int)}
     check_values(arrays, Limits((T, S)))

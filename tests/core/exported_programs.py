@@ -1,6 +1,6 @@
-"""Programs that were exported or are lowered without devices, run on 8: a child process.
+"""Run programs that were exported, or lowered without devices, on 8 devices: a child process.
 
-usage: exported_programs.py FOLDER, which has NAME.bin and arrays.npz; prints JSON with the largest
+usage: exported_programs.py FOLDER, with NAME.bin and arrays.npz in it; prints JSON with the largest
 difference of each result from plain attention in float64 on one device.
 """
 
@@ -24,7 +24,7 @@ from attn_dispatch import dot_product_attention
 SIZES, NAMES = (4, 2), ("d", "m")
 BY_HEAD = P("d", None, "m")
 SPECS = (BY_HEAD, BY_HEAD, BY_HEAD, P(None, "m"), P("d"))
-"""Of query, key, value, bias and lengths."""
+"""The shardings of query, key, value, bias and lengths."""
 KINDS = {"Auto": AxisType.Auto, "Explicit": AxisType.Explicit}
 
 
@@ -34,7 +34,7 @@ def attend(q: Any, k: Any, v: Any, bias: Any, lengths: Any) -> jax.Array:
     )  # fmt: skip
 
 
-def written_out(q: Any, k: Any, v: Any, bias: Any, lengths: Any) -> jax.Array:
+def attend_by_definition(q: Any, k: Any, v: Any, bias: Any, lengths: Any) -> jax.Array:
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5 + bias
     t, s = (jnp.arange(n) for n in scores.shape[2:])
@@ -43,7 +43,7 @@ def written_out(q: Any, k: Any, v: Any, bias: Any, lengths: Any) -> jax.Array:
 
 
 def results(call: Any, *arrays: Any) -> dict[str, Any]:
-    """The output, gradients, and gradients of a gradient."""
+    """The output, its gradients, and the gradient of a gradient."""
     lengths = arrays[-1]
 
     def loss(*moving: Any) -> jax.Array:
@@ -60,9 +60,9 @@ def results(call: Any, *arrays: Any) -> dict[str, Any]:
 
 
 def exported_results(exported: Any, mesh: Mesh, *arrays: Any) -> dict[str, Any]:
-    """`results` by the exported program and those of its derivatives, from and to NumPy.
+    """`results` by the exported program and its exported derivatives, from and to NumPy.
 
-    JAX takes the mesh of Explicit axes in an export for another one than that which it runs on: it
+    JAX does not recognise the mesh of an export with Explicit axes as the one that it runs on: it
     can neither differentiate `exported.call` nor compute with its results in one program.
     """
 
@@ -84,7 +84,7 @@ def exported_results(exported: Any, mesh: Mesh, *arrays: Any) -> dict[str, Any]:
     return {"out": out, "gradients": tuple(gradients[:4]), "second": by_query + through_out}
 
 
-def far(found: Any, expected: Any) -> dict[str, float]:
+def errors(found: Any, expected: Any) -> dict[str, float]:
     """The largest difference, as a share of the largest number."""
     return {
         name: max(
@@ -95,7 +95,7 @@ def far(found: Any, expected: Any) -> dict[str, float]:
     }
 
 
-def gathers(program: Any) -> int:
+def gather_count(program: Any) -> int:
     return len(re.findall(r" all-gather(?:-start)?\(", program.as_text()))
 
 
@@ -103,14 +103,14 @@ def main(folder: pathlib.Path) -> None:
     arrays = list(np.load(folder / "arrays.npz").values())
     with jax.enable_x64(True):
         wide = [jnp.asarray(x, np.float64) if x.dtype == np.float32 else x for x in arrays]
-        exact = jax.tree.map(np.asarray, jax.jit(partial(results, written_out))(*wide))
+        exact = jax.tree.map(np.asarray, jax.jit(partial(results, attend_by_definition))(*wide))
     report: dict[str, Any] = {}
     devices = np.array(jax.devices())
     for name, kind in KINDS.items():
         mesh = Mesh(devices.reshape(SIZES), NAMES, axis_types=(kind,) * 2)
         exported = jax.export.deserialize(bytearray((folder / f"{name}.bin").read_bytes()))
-        report[f"{name} exported"] = far(exported_results(exported, mesh, *arrays), exact)
-    # Lowered for no devices in particular, and compiled for these in another order.
+        report[f"{name} exported"] = errors(exported_results(exported, mesh, *arrays), exact)
+    # Lowered without devices, then compiled for these devices in two orders.
     abstract = AbstractMesh(SIZES, NAMES, axis_types=(AxisType.Auto,) * 2)
     shapes = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(abstract, spec))
@@ -125,13 +125,14 @@ def main(folder: pathlib.Path) -> None:
         on = [NamedSharding(mesh, spec) for spec in SPECS]
         given = [jax.device_put(x, to) for x, to in zip(arrays, on, strict=True)]
         found = {"gradient": compiled(*given)}
-        report[f"{name} lowered"] = far(found, {"gradient": exact["gradients"][0]})
-        report[f"{name} gathers"] = gathers(compiled)
-        # The same jitted function on arrays that have devices.
-        report[f"{name} jitted"] = far({"gradient": both(*given)}, {"gradient": found["gradient"]})
-    # Meshes that types do not know: of in_shardings alone.
+        report[f"{name} lowered"] = errors(found, {"gradient": exact["gradients"][0]})
+        report[f"{name} gathers"] = gather_count(compiled)
+        # The same jitted function, called with arrays on these devices.
+        report[f"{name} jitted"] = errors({"gradient": both(*given)}, found)
+    # The mesh is known only from in_shardings, not from the arrays' types.
     host = [jnp.asarray(x) for x in arrays]
-    report["in_shardings gathers"] = gathers(jax.jit(both, in_shardings=on).lower(*host).compile())
+    compiled = jax.jit(both, in_shardings=on).lower(*host).compile()
+    report["in_shardings gathers"] = gather_count(compiled)
     print(json.dumps(report))
 
 

@@ -1,4 +1,4 @@
-"""Prints the modules of small models lowered for cuda and for the CPU; run as a script."""
+"""Print the modules of small models lowered for CUDA and for the CPU; run as a script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loss_and_gradients(q, k, v):
 
 @jax.jit
 def with_options(q, k, v, ids, bias, sinks, slopes):
-    """Every option that has a gradient, some of which run rewritten on cuDNN."""
+    """Every option that has a gradient; some of them are rewritten for cuDNN."""
 
     def loss(q, k, v, bias, sinks, slopes):
         options: dict[str, Any] = {"bias": bias, "sinks": sinks, "return_max_logits": True}

@@ -1,6 +1,6 @@
-"""What is tried of sharded calls beside docs/meshes.md; prints JSON.
+"""Run the sharded calls that docs/meshes.md does not list, and print the errors as JSON.
 
-A script of its own, because the number of devices is fixed when a process starts.
+This is a separate process, because the number of devices is fixed when a process starts.
 
 usage: python -m tests.core.mesh_calls [--cache FOLDER]
 """
@@ -59,7 +59,7 @@ def error(got: Any, expected: Any) -> float:
 
 
 def several_dims() -> dict[str, float]:
-    """Leading dims of which some are sharded, as batch dims and mapped, with dropout."""
+    """Calls with several leading dims, some sharded, as batch dims and under vmap, with dropout."""
     found = {}
     dropping = partial(attention, dropout_rate=0.4, dropout_key=jax.random.key(3))
     for spec, leading in (
@@ -76,8 +76,8 @@ def several_dims() -> dict[str, float]:
     return found
 
 
-def mapped() -> dict[str, float]:
-    """Calls mapped over a whole dim or a sharded one, that share some of their operands."""
+def mapped_calls() -> dict[str, float]:
+    """Calls mapped over an unsharded or a sharded dim, sharing some operands."""
     keys = jax.random.split(jax.random.key(3), 2)
     bias = np.random.default_rng(1).standard_normal((1, 8, 32, 32)).astype(np.float32)
     found = {}
@@ -103,7 +103,7 @@ def mapped() -> dict[str, float]:
 
 
 def _mapped_both_ways(axes: tuple[int | None, ...], *operands: Any) -> Any:
-    """The gradients of the mapped call, and the gradients of each call, mapped."""
+    """Gradients of the mapped call, and the mapped gradients of each call."""
 
     def call(*operands: Any) -> jax.Array:
         *floats, key = operands
@@ -118,8 +118,8 @@ def _mapped_both_ways(axes: tuple[int | None, ...], *operands: Any) -> Any:
     return outside, jax.vmap(gradients, in_axes=axes)(*operands)
 
 
-def cut() -> dict[str, Any]:
-    """Rows that a mesh axis shards, made two dims, so that a part of the axis shards each."""
+def split_axes() -> dict[str, Any]:
+    """A sharded batch reshaped to two dims, so that a part of the mesh axis shards each dim."""
     found = {}
     for shape, spec in (((8,), P("x")), ((2, 4), P(("x", "y")))):
         mesh = make_mesh(shape, "Auto")
@@ -141,13 +141,13 @@ def cut() -> dict[str, Any]:
 
 
 def _both(f: Any, *operands: Any) -> Any:
-    """The result and the gradients."""
+    """The result of f and its gradients."""
     out, pull = jax.vjp(f, *operands)
     return out, pull(jnp.sin(out))
 
 
 def derivatives() -> dict[str, float]:
-    """Of each kind of derivative beside a reverse pass the error, as a share of what is largest."""
+    """The relative error of each kind of derivative other than one reverse pass."""
 
     def loss(*operands: jax.Array) -> jax.Array:
         return (attention(*operands) ** 2).sum()
@@ -188,33 +188,33 @@ def exported() -> dict[str, Any]:
     found = {}
     for kind in ("Explicit", "Auto"):
         operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             written = export.export(jax.jit(attention))(*operands).serialize()
         again = jax.jit(export.deserialize(written).call)(*operands)
         found[kind] = {
             "error": error(again, attention(*arrays((4,)))),
-            "warned": [x.category.__name__ for x in said],
+            "warned": [x.category.__name__ for x in caught],
         }
     return found
 
 
-def unsplit() -> dict[str, list[str]]:
-    """A sequence over eight devices, four heads and a batch of two."""
+def unsplit_warnings() -> dict[str, list[str]]:
+    """Warnings about a call that 8 devices along its length cannot split: 4 heads, a batch of 2."""
     found = {}
     for kind in ("Explicit", "Auto"):
         operands = placed(arrays((2,), 4, 4), make_mesh((8,), kind), P(None, "x"))
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):
                 jax.jit(lambda *x: attention(*x))(*operands)
-        found[kind] = [str(x.message) for x in said]
+        found[kind] = [str(x.message) for x in caught]
         attn_dispatch.warning.forget()  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 
-def in_force() -> dict[str, list[bool]]:
-    """Whether settings of a `with` block hold, also for what is compiled after it."""
+def settings_in_force() -> dict[str, list[bool]]:
+    """True where settings of a `with` block hold, even for what is compiled after the block."""
     with attn_dispatch.target("gfx942"):
         gpu = device_for("rocm")
 
@@ -248,7 +248,7 @@ def in_force() -> dict[str, list[bool]]:
 
 
 def nested() -> float:
-    """A shard_map over one axis inside one over the other, which JAX 0.10 cannot differentiate."""
+    """A shard_map over one axis inside another one; JAX 0.10 cannot differentiate it."""
     mesh = make_mesh((2, 4), "Auto")
     heads = P(None, None, "y")
 
@@ -263,8 +263,8 @@ def nested() -> float:
     return error(jax.jit(outer)(*arrays((4,))), attention(*arrays((4,))))
 
 
-def set_around() -> float:
-    """A mesh is set, and the arrays of a call, its gradient and a mapped one are on one device."""
+def unsharded_under_mesh() -> float:
+    """A call, its gradient and a mapped call with arrays on one device, while a mesh is set."""
     operands = [jnp.asarray(x) for x in arrays((4,))]
 
     def gradient(*operands: Any) -> Any:
@@ -285,7 +285,7 @@ def set_around() -> float:
 
 
 def seeds() -> int:
-    """The number of different keys that the devices of a mesh seed a kernel's dropout with."""
+    """The number of different dropout keys that a kernel gets on the devices of a mesh."""
     mesh = make_mesh((2, 4), "Auto")
     options = options_with(
         operands=("query", "key", "value", "dropout_key"), scale=1.0, dropout_rate=0.5,
@@ -296,17 +296,17 @@ def seeds() -> int:
     shards = Shards.of(call, mesh.shape, P("x", None, "y"), P("x", None, "y"))
 
     def seed() -> jax.Array:
-        here, own = own_operands(shards, call, [jnp.asarray(x) for x in operands])
-        mine = dict(zip(here.operands, own, strict=True))
-        key = first_dropout_key(AttentionSpec.of(own, here), mine)
+        local_options, local = own_operands(shards, call, [jnp.asarray(x) for x in operands])
+        by_name = dict(zip(local_options.operands, local, strict=True))
+        key = first_dropout_key(AttentionSpec.of(local, local_options), by_name)
         return jax.random.bits(key, (1, 2), jnp.uint32)
 
-    every = jax.shard_map(seed, mesh=mesh, in_specs=(), out_specs=P(("x", "y")), check_vma=False)
-    return len({tuple(x) for x in np.asarray(jax.jit(every)()).tolist()})
+    found = jax.shard_map(seed, mesh=mesh, in_specs=(), out_specs=P(("x", "y")), check_vma=False)
+    return len({tuple(x) for x in np.asarray(jax.jit(found)()).tolist()})
 
 
-def cached(folder: str) -> dict[str, Any]:
-    """Two calls of the same shapes: what they compute, and whether they were in the cache."""
+def cache_hits(folder: str) -> dict[str, Any]:
+    """Two calls of the same shapes: sums of their results, and True for each cache hit."""
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -330,13 +330,13 @@ def cached(folder: str) -> dict[str, Any]:
 
 def main() -> None:
     if "--cache" in sys.argv:
-        print(json.dumps(cached(sys.argv[-1])))
+        print(json.dumps(cache_hits(sys.argv[-1])))
         return
     found = {
-        "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(),
+        "dims": several_dims(), "mapped": mapped_calls(), "cut": split_axes(), "export": exported(),
         "derivatives": derivatives(),
-        "unsplit": unsplit(), "nested": nested(), "seeds": seeds(), "set_around": set_around(),
-        "settings": in_force(),
+        "unsplit": unsplit_warnings(), "nested": nested(), "seeds": seeds(),
+        "unsharded": unsharded_under_mesh(), "settings": settings_in_force(),
     }  # fmt: skip
     print(json.dumps(found))
 

@@ -1,6 +1,6 @@
-"""Calls on four virtual CPU devices, each against the same call on one; prints JSON.
+"""Compare calls on four virtual CPU devices with the same calls on one; print JSON.
 
-A script of its own, because the number of devices is fixed when a process starts.
+This is a separate process, because the number of devices is fixed when a process starts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def arrays(kv_heads: int) -> list[jax.Array]:
 
 
 def step(q, k, v, out_grad, **options):
-    """out, lse and the three gradients, lse taking part in the derivative."""
+    """out, lse and the gradients of a function of both."""
 
     def call(q, k, v):
         return attn_dispatch.dot_product_attention(
@@ -59,7 +59,7 @@ def error(got, expected) -> float:
 
 
 def place(x: jax.Array, mesh: jax.sharding.Mesh, spec: P) -> jax.Array:
-    """x sharded so, as far as its heads can be."""
+    """x sharded by `spec`; its heads stay whole if 4 does not divide them."""
     if len(spec) == 3 and x.shape[2] % 4:
         spec = P(spec[0])
     return jax.device_put(x, NamedSharding(mesh, spec))
@@ -98,7 +98,7 @@ def under_shard_map(mesh: jax.sharding.Mesh, **options: Any) -> float:
 
 
 def shared_bias_under_shard_map(mesh: jax.sharding.Mesh) -> float:
-    """A bias of which every device has the same copy, next to sharded operands."""
+    """The gradient of a bias that is replicated beside sharded operands."""
     q, k, v, out_grad = arrays(2)
     bias = jax.random.normal(jax.random.key(9), (1, 8, 64, 64))
 
@@ -115,9 +115,9 @@ def shared_bias_under_shard_map(mesh: jax.sharding.Mesh) -> float:
 
 
 def with_operand(mesh: jax.sharding.Mesh, name: str, x: Any, spec: P, k: int) -> dict[str, Any]:
-    """A call with one operand more, its gradient among the results if it has one.
+    """A call with one more operand x, whose gradient is among the results if it has one.
 
-    The operand itself lies whole on every device.
+    The operand is replicated on every device.
     """
     operands, more = arrays(k), OPTIONS.get(name, {})
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
@@ -149,7 +149,7 @@ def compared(call: Any, *sharded: jax.Array, plain: tuple[jax.Array, ...]) -> di
 
 
 def operands_to_try() -> dict[str, Any]:
-    """By name, what follows the "/" telling apart; in the order of batch, heads, queries, keys."""
+    """Operands by argument name and, after "/", a variant; axes: batch, heads, queries, keys."""
     key = jax.random.key(9)
     ids = jnp.sort(jax.random.randint(key, (4, 64), 0, 4), axis=1)
     shapes = ((4, 8, 64, 64), (1, 8, 64, 64), (4, 1, 64, 64), (1, 1, 1, 64), (4, 8, 1, 1))
@@ -174,19 +174,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def packed(mesh: jax.sharding.Mesh, spec: P) -> dict[str, Any]:
-    """Rows of packed sequences: a mapped call, whose mapped axis is sharded."""
+    """Rows of packed sequences: a call under vmap, whose mapped axis is sharded."""
     operands = arrays(2)
     cu = jnp.array([[0, 10, 10, 64], [0, 0, 5, 50], [0, 20, 40, 60], [0, 1, 2, 3]])
 
     @jax.jit
     def call(cu, q, k, v, out_grad):
-        def one(q, k, v, cu):
+        def row(q, k, v, cu):
             return attn_dispatch.ragged_dot_product_attention(
                 q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=64, max_seqlen_kv=64,
                 is_causal=True,
             )  # fmt: skip
 
-        out, pull = jax.vjp(lambda q, k, v: jax.vmap(one)(q, k, v, cu), q, k, v)
+        out, pull = jax.vjp(lambda q, k, v: jax.vmap(row)(q, k, v, cu), q, k, v)
         return out, *pull(out_grad)
 
     sharded = [place(x, mesh, spec) for x in operands]
@@ -194,7 +194,7 @@ def packed(mesh: jax.sharding.Mesh, spec: P) -> dict[str, Any]:
 
 
 def with_dropout(mesh: jax.sharding.Mesh) -> float:
-    """XLA partitions it by itself, or the mask would be that of the first batch rows everywhere."""
+    """XLA partitions this call; one call per shard would draw the first rows' mask everywhere."""
     operands = arrays(2)
     options: dict[str, Any] = {"dropout_rate": 0.4, "dropout_key": jax.random.key(3)}
     call = jax.jit(lambda *x: step(*x, **options))

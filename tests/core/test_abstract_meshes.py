@@ -1,4 +1,4 @@
-"""Programs without their devices: exported and lowered under an AbstractMesh, run elsewhere."""
+"""Programs exported and lowered under an AbstractMesh, without devices, and run elsewhere."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def arrays() -> list[np.ndarray]:
     return [*floats, rng.integers(1, T + 1, B).astype(np.int32)]
 
 
-def typed(given: list[Any], specs: Any, kind: AxisType, dtype: Any = None) -> list[Any]:
-    """The shapes of arrays, sharded over a mesh without devices."""
+def sharded_shapes(given: list[Any], specs: Any, kind: AxisType, dtype: Any = None) -> list[Any]:
+    """The arrays' shapes, sharded over a mesh without devices."""
     mesh = AbstractMesh(SIZES, NAMES, axis_types=(kind,) * 2)
     return [
         jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=NamedSharding(mesh, spec))
@@ -44,14 +44,14 @@ def typed(given: list[Any], specs: Any, kind: AxisType, dtype: Any = None) -> li
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: Any) -> dict[str, Any]:
-    """What a process with 8 devices makes of programs exported here, where there is one."""
+    """Errors of programs that this process exports with one device and another runs with eight."""
     assert len(jax.devices()) == 1
     folder = tmp_path_factory.mktemp("exported")
     np.savez(folder / "arrays.npz", *arrays())
     for name, kind in KINDS.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AttentionShardingWarning)
-            shapes = typed(arrays(), SPECS, kind)
+            shapes = sharded_shapes(arrays(), SPECS, kind)
             exported = jax.export.export(jax.jit(attend), platforms=["cpu"])(*shapes)
             (folder / f"{name}.bin").write_bytes(exported.serialize(vjp_order=2))
         assert exported.nr_devices == 8
@@ -66,20 +66,20 @@ def report(tmp_path_factory: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_export_runs_in_another_process(report, kind):
+def test_exported_program_runs_in_another_process(report, kind):
     found = report[f"{kind} exported"]
     assert set(found) == {"out", "gradients", "second"}
     assert max(found.values()) < 1e-5
 
 
 @pytest.mark.parametrize("order", ["first", "reversed"])
-def test_what_is_lowered_without_devices_is_partitioned_for_them(report, order):
+def test_program_lowered_without_devices_is_partitioned_when_compiled(report, order):
     assert report[f"{order} lowered"]["gradient"] < 1e-5
     assert report[f"{order} jitted"]["gradient"] < 1e-6
     assert report[f"{order} gathers"] == 0
 
 
-def test_a_mesh_of_in_shardings_alone_is_partitioned(report):
+def test_mesh_known_only_from_in_shardings_is_partitioned(report):
     assert report["in_shardings gathers"] == 0
 
 
@@ -95,9 +95,9 @@ def plain(q: Any, k: Any, v: Any) -> jax.Array:
         ("rocm", "mi300x", "attn_dispatch_aiter"),
     ],
 )
-def test_platforms_that_are_not_here(kind, platform, device, custom_call):
-    """Each device computes its share with Explicit axes; with Auto ones the whole call is there."""
-    shapes = typed(arrays()[:3], (BY_HEAD,) * 3, KINDS[kind], jnp.float16)
+def test_export_and_lowering_for_absent_gpus(kind, platform, device, custom_call):
+    """With Explicit axes the program holds one device's share; with Auto axes, the whole call."""
+    shapes = sharded_shapes(arrays()[:3], (BY_HEAD,) * 3, KINDS[kind], jnp.float16)
     checks = [
         jax.export.DisabledSafetyCheck.custom_call(f"{custom_call}_{direction}")
         for direction in ("forward", "backward")
@@ -116,17 +116,17 @@ def test_platforms_that_are_not_here(kind, platform, device, custom_call):
     lines = [line for line in text.splitlines() if f"@{custom_call}" in line]
     rows = {int(x) for line in lines for x in re.findall(rf"tensor<(\d+)x{T}x\d+x{H}xf16>", line)}
     assert rows == {2 if kind == "Explicit" else 8}
-    # A process with one device cannot partition along Auto axes; types say all of Explicit ones.
+    # A process with one device cannot partition along Auto axes; Explicit ones are in the types.
     assert custom_call in lowered.as_text()
 
 
-def test_lowering_for_more_devices_than_there_are_says_so():
-    shapes = typed(arrays()[:3], (BY_HEAD,) * 3, AxisType.Auto)
+def test_lowering_for_more_devices_than_present_warns():
+    shapes = sharded_shapes(arrays()[:3], (BY_HEAD,) * 3, AxisType.Auto)
     with pytest.warns(AttentionShardingWarning, match="more devices than this process has"):
         jax.jit(lambda *x: 2 * plain(*x)).trace(*shapes).lower(lowering_platforms=("cpu",))
 
 
-def test_an_auto_export_says_that_xla_splits_it():
-    shapes = typed(arrays()[:3], (BY_HEAD,) * 3, AxisType.Auto)
+def test_export_with_auto_axes_warns_that_xla_splits_it():
+    shapes = sharded_shapes(arrays()[:3], (BY_HEAD,) * 3, AxisType.Auto)
     with pytest.warns(AttentionShardingWarning, match="is exported from a program"):
         jax.export.export(jax.jit(lambda *x: 3 * plain(*x)), platforms=["cpu"])(*shapes)

@@ -1,4 +1,4 @@
-"""The backward pass is planned while the forward pass is lowered."""
+"""Another thread plans the backward pass while the forward pass is lowered."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GPU = Device("cuda", "sm90", "a GPU", ordinal=0)
 
 @pytest.fixture
 def planned(monkeypatch) -> list[Any]:
-    """What other threads plan."""
+    """The calls that other threads plan, with their settings and thread."""
     found: list[Any] = []
 
     def plan(*arguments: Any) -> None:
         found.append((*arguments, settings.current(), threading.current_thread()))
-        raise NotImplementedError("nothing runs it")
+        raise NotImplementedError("the plan is never run")
 
     monkeypatch.setattr(select, "plan", plan)
     return found
@@ -40,16 +40,16 @@ def wait() -> None:
             thread.join()
 
 
-def test_it_is_the_call_that_will_be_lowered_under_the_same_settings(planned):
+def test_thread_plans_the_backward_call_under_the_callers_settings(planned):
     with settings.restored(replace(settings.current(), rewrites=False)):
         background_planning.plan_backward(FORWARD, GPU)
     wait()
-    ((spec, device, surroundings, thread),) = planned
-    assert (spec, device) == (BACKWARD, GPU) and not surroundings.rewrites
+    ((spec, device, thread_settings, thread),) = planned
+    assert (spec, device) == (BACKWARD, GPU) and not thread_settings.rewrites
     assert thread is not threading.current_thread()
 
 
-def test_where_no_thread_can_be_had_it_is_planned_later(planned, monkeypatch):
+def test_planning_is_left_for_later_where_no_thread_starts(planned, monkeypatch):
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -67,24 +67,24 @@ def test_where_no_thread_can_be_had_it_is_planned_later(planned, monkeypatch):
         (FORWARD, Device("cpu", "cpu", "a CPU")),
     ],
 )
-def test_where_nobody_waits_nothing_is_planned(planned, spec, device):
+def test_nothing_is_planned_without_a_backward_pass_or_a_gpu(planned, spec, device):
     background_planning.plan_backward(spec, device)
     wait()
     assert planned == []
 
 
-def test_the_derived_call_is_the_lowered_one(monkeypatch):
-    """Whatever was differentiated, and under vmap."""
+def test_expected_backward_call_equals_the_lowered_one(monkeypatch):
+    """Under vmap and for some of the operands, too."""
     expected, lowered = [], []
     choose = select.choose
 
-    def note(spec: Any, device: Device) -> Any:
+    def record(spec: Any, device: Device) -> Any:
         (lowered if spec.is_backward else expected).append(
             spec if spec.is_backward else spec.expected_backward()
         )
         return choose(spec, device)
 
-    monkeypatch.setattr(select, "choose", note)
+    monkeypatch.setattr(select, "choose", record)
 
     def loss(q: jax.Array, k: jax.Array, b: jax.Array) -> jax.Array:
         return dot_product_attention(q, k, k, b).astype(jnp.float32).sum()

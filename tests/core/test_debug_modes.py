@@ -1,4 +1,4 @@
-"""Modes of JAX that change how, or how strictly, everything runs."""
+"""JAX's debug modes and strict promotion: calls run under them as usual."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loss(q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
 
 @modes
 @pytest.mark.parametrize("is_jitted", [False, True])
-def test_values_and_derivatives(mode: Any, is_jitted: bool):
+def test_values_and_derivatives_under_debug_modes(mode: Any, is_jitted: bool):
     programs: list[Any] = [
         loss,
         jax.value_and_grad(loss, (0, 1, 2)),
@@ -36,7 +36,7 @@ def test_values_and_derivatives(mode: Any, is_jitted: bool):
         lambda *x: loss(*x, dropout_rate=0.5, dropout_key=jax.random.key(0)),
     ]
     if mode is not jax.debug_infs or is_jitted:
-        # Its formulas run one by one outside of jit, and masked scores are -inf.
+        # Outside jit the derivative's operations run one by one, and masked scores are -inf.
         programs.append(lambda *x: jax.jvp(jax.grad(loss), x, x))
     for program in programs:
         expected = program(Q, K, V)
@@ -47,30 +47,30 @@ def test_values_and_derivatives(mode: Any, is_jitted: bool):
 
 
 @pytest.mark.parametrize("program", [loss, jax.grad(loss), jax.jit(jax.grad(loss))])
-def test_debug_nans_finds_a_nan(program: Any):
+def test_debug_nans_finds_nan_in_the_query(program: Any):
     q = Q.copy()
     q[0, 3, 1] = np.nan
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
         program(q, K, V)
 
 
-def test_debug_nans_does_not_mind_nan_in_padding():
+def test_debug_nans_accepts_nan_in_padding():
     k = K.copy()
     k[0, 4:] = np.nan
     lengths = np.array([4, 6])
     with jax.debug_nans(True):
-        # The array itself may be looked at, where it is a result: not so an argument.
+        # JAX checks results only, not this argument with NaN in its padding.
         got = jax.jit(jax.grad(loss))(Q, k, K, key_value_seq_lengths=lengths)
     np.testing.assert_array_equal(got, jax.grad(loss)(Q, K, K, key_value_seq_lengths=lengths))
 
 
-def test_debug_infs_sees_the_lse_of_a_row_that_attends_nothing():
+def test_debug_infs_finds_the_lse_of_a_row_without_keys():
     lengths = np.array([4, 5])
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
         jax.grad(loss)(Q, K, V, query_seq_lengths=lengths)
 
 
-# Strict promotion: arrays of two dtypes are never mixed without saying so.
+# Strict promotion: arrays of two dtypes are never mixed implicitly.
 
 ROWS = np.array([3, 5])
 IDS = {
@@ -112,7 +112,7 @@ def total(call: Any, arrays: tuple[Any, ...]) -> jax.Array:
     ],
 )
 @pytest.mark.filterwarnings("ignore:attention.* falls? back")
-def test_strict_promotion(platform: str, is_x64: bool, dtypes: tuple[str, ...]):
+def test_gradients_under_strict_promotion(platform: str, is_x64: bool, dtypes: tuple[str, ...]):
     def lower(call: Any, arrays: tuple[Any, ...]) -> None:
         traced = jax.jit(jax.grad(total, 1), static_argnums=0).trace(call, arrays)
         traced.lower(lowering_platforms=(platform,))
@@ -136,7 +136,7 @@ def test_strict_promotion(platform: str, is_x64: bool, dtypes: tuple[str, ...]):
             lower(ragged, tuple(x[0] for x in arrays))
 
 
-def test_strict_promotion_of_other_derivatives():
+def test_forward_over_reverse_under_strict_promotion():
     with jax.numpy_dtype_promotion("strict"):
         for options in OPTIONS.values():
             arrays = tuple(jnp.asarray(x, jnp.bfloat16) for x in (Q, K, V))

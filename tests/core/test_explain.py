@@ -1,4 +1,4 @@
-"""`explain`: the choice as data, and as a table."""
+"""`explain`: the choice of implementations, as data and as a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KV = jax.ShapeDtypeStruct((2, 256, 2, 64), jnp.bfloat16)
 
 
 @needs_cudnn
-def test_a_call_that_cudnn_runs():
+def test_explanation_of_a_call_that_cudnn_runs():
     explanation = explain(Q, KV, KV, is_causal=True, target="sm90")
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "cudnn")
     assert str(explanation.device) == "NVIDIA H200 (sm90, planned for, not present)"
@@ -53,7 +53,7 @@ def test_a_call_that_cudnn_runs():
 
 
 @needs_cudnn
-def test_forward_and_backward_may_differ():
+def test_forward_and_backward_can_have_different_implementations():
     q = jax.ShapeDtypeStruct((1, 128, 2, 256), jnp.float16)
     explanation = explain(q, q, q, target="sm80")
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "xla")
@@ -64,7 +64,7 @@ def test_forward_and_backward_may_differ():
     assert re.search(r"backward  cudnn   cannot run:\n +- cuDNN refuses the graph", text)
 
 
-def test_every_reason_is_in_the_table():
+def test_table_shows_every_reason():
     q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)
     options: dict[str, Any] = {"mask": np.ones((128, 128), bool), "sinks": np.zeros(2, np.float32)}
     with attn_dispatch.rewrites(False):
@@ -77,30 +77,30 @@ def test_every_reason_is_in_the_table():
     assert max(len(line) for line in str(explanation).splitlines()) <= 100
 
 
-def twice(score, b, n, t, s):
+def doubled(score, b, n, t, s):
     return 2 * score
 
 
-def test_nothing_chosen():
-    explanation = explain(Q, KV, KV, score_mod=twice, implementation="cudnn")
+def test_nothing_is_chosen_where_nothing_runs():
+    explanation = explain(Q, KV, KV, score_mod=doubled, implementation="cudnn")
     assert (explanation.chosen_forward, explanation.chosen_backward) == (None, None)
     assert "chosen    forward: None, backward: None" in str(explanation)
 
 
-def test_preference_list_is_explained_in_its_order():
+def test_preference_list_is_explained_in_order():
     explanation = explain(Q, KV, KV, implementation=["xla", "cudnn"])
     assert [v.implementation for v in explanation.backward] == ["xla", "cudnn"]
     assert explanation.chosen_forward == "xla"
 
 
-def test_arrays_and_shapes_explain_alike_and_alike_the_call():
+def test_arrays_and_shapes_give_equal_explanations():
     options = {"is_causal": True, "return_lse": True, "sinks": np.zeros(8, np.float32)}
     shapes = explain(Q, KV, KV, **options)
     arrays = explain(*(jnp.zeros(x.shape, x.dtype) for x in (Q, KV, KV)), **options)
     assert shapes == arrays and hash(shapes) == hash(arrays)
 
 
-def test_lse_has_a_gradient_where_it_is_returned(monkeypatch):
+def test_backward_call_has_an_lse_gradient_only_if_lse_is_returned(monkeypatch):
     asked = []
     monkeypatch.setattr(aiter, "not_supported_reasons", lambda spec, _: asked.append(spec) or ())
     monkeypatch.setattr(aiter, "plan", lambda spec, device: Plan("", 0))
@@ -118,8 +118,8 @@ def test_lse_has_a_gradient_where_it_is_returned(monkeypatch):
         {"return_max_logits": True},
     ],
 )
-def test_explained_specs_are_those_of_the_call(monkeypatch, options):
-    """What explain asks the implementations about is what a differentiated call asks them."""
+def test_explain_and_the_call_ask_about_the_same_specs(monkeypatch, options):
+    """`explain` and a differentiated call ask the implementations about equal specs."""
     asked: list = []
 
     class Recorder:
@@ -133,7 +133,7 @@ def test_explained_specs_are_those_of_the_call(monkeypatch, options):
 
         @staticmethod
         def not_supported_reasons(spec, device):
-            # A differentiated call keeps its lse, asked for or not.
+            # A differentiated call keeps its lse even if it is not returned.
             asked.append(spec_with(spec, needs_lse=True, partner=None))
             return ()
 
@@ -159,7 +159,7 @@ def test_explained_specs_are_those_of_the_call(monkeypatch, options):
 
 
 @needs_cudnn
-def test_targets(tmp_path: Path):
+def test_target_as_properties_file_or_name(tmp_path: Path):
     properties = parse("sm100").properties or ""
     other = json.dumps(json.loads(properties) | {"deviceVer": 1030, "deviceName": "NVIDIA B300"})
     file = tmp_path / "b300.json"
@@ -168,7 +168,7 @@ def test_targets(tmp_path: Path):
         explanation = explain(Q, KV, KV, target=name)
         assert str(explanation.device) == "NVIDIA B300 (sm103, planned for, not present)"
         assert explanation.chosen_forward == "cudnn"
-    with attn_dispatch.target("sm80"):  # an argument counts for more than a block
+    with attn_dispatch.target("sm80"):  # the argument overrides the block
         assert explain(Q, KV, KV).device.arch == "sm80"
         assert explain(Q, KV, KV, target="sm120").device.arch == "sm120"
         assert explain(Q, KV, KV).device.arch == "sm80"
@@ -183,20 +183,20 @@ def test_targets(tmp_path: Path):
         *('{"deviceVer": true}', '{"deviceVer": 9}', "[900]"),
     ],
 )
-def test_unknown_targets(name: str):
+def test_unknown_target_raises(name: str):
     with pytest.raises(ValueError, match=r"^target: expected .*; got"):
         explain(Q, KV, KV, target=name)
     with pytest.raises(ValueError, match=r"^target: expected .*; got"), attn_dispatch.target(name):
         pass
 
 
-def test_two_targets_of_one_platform():
+def test_two_targets_of_one_platform_raise():
     with pytest.raises(ValueError, match="at most one per platform, got sm80 and sm90"):
         with attn_dispatch.target("sm80", "gfx942", "sm90"):
             pass
 
 
-def test_one_of_several_targets_has_to_be_named():
+def test_explain_needs_target_if_several_are_in_force():
     x = jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)
     with attn_dispatch.target("sm90", "gfx942"):
         with pytest.raises(
@@ -208,7 +208,7 @@ def test_one_of_several_targets_has_to_be_named():
         explain(x, x, x, target=90)
 
 
-def test_device_of_several_targets(monkeypatch):
+def test_device_for_each_platform_of_several_targets(monkeypatch):
     assert default_device() == CPU
     monkeypatch.setenv("ATTN_DISPATCH_TARGET", "gfx950")
     assert default_device().arch == "gfx950"
@@ -224,7 +224,7 @@ def test_device_of_several_targets(monkeypatch):
         default_device()
 
 
-def test_old_device():
+def test_reason_on_an_old_device():
     properties = json.dumps({"deviceVer": 750, "deviceName": "NVIDIA T4"})
     explanation = explain(Q, KV, KV, target=properties)
     (reason, *_) = explanation.forward[0].reasons
@@ -234,7 +234,7 @@ def test_old_device():
     assert explanation.chosen_forward == "xla"
 
 
-def test_a_traced_window_is_explained_by_its_shape():
+def test_array_window_is_explained_from_its_shape():
     side = jax.ShapeDtypeStruct((), jnp.int32)
     x = jax.ShapeDtypeStruct((2, 512, 8, 64), jnp.bfloat16)
     for window in ((side, 0), side):

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:logits_soft_cap with bias")
 
 
 def outputs(options: dict[str, Any], *arrays: Any) -> Any:
-    """A function of q, k, v, bias, sinks and slopes that counts every output, lse where finite."""
+    """out, weighted, and lse where finite, as a function of q, k, v, bias, sinks and slopes."""
     q, k, v, bias, sinks, slopes = arrays
     out, lse = dot_product_attention(
         q, k, v, bias, sinks=sinks, alibi_slopes=slopes, return_lse=True, **options
@@ -65,7 +65,7 @@ TOGETHER = {
     "bottom right, mask": ("bottom right, some rows attend nothing", "mask"),
     "causal window, segments, soft cap, dropout": ("segments", "window and soft cap", "dropout"),
 }
-"""What takes several blocks differs little from option to option: some at a time."""
+"""Options to test together in several blocks, where they hardly interact, to save time."""
 
 
 def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +74,18 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-def test_derivatives_are_those_of_the_numbers(options: dict[str, Any]):
-    """Of first order in both modes against differences, of second against differences of those."""
+def test_derivatives_agree_with_finite_differences(options: dict[str, Any]):
+    """First order in both modes, and second order, against finite differences."""
     with jax.enable_x64(True):
         function = jax.jit(partial(outputs, options))
         check_grads(function, ARRAYS, order=2, modes=["fwd", "rev"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("names", TOGETHER.values(), ids=TOGETHER)
-def test_derivatives_of_many_blocks(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+def test_derivatives_in_many_blocks(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     make_blocks_small(monkeypatch)
-    test_derivatives_are_those_of_the_numbers({x: y for n in names for x, y in CALLS[n].items()})
+    options = {x: y for name in names for x, y in CALLS[name].items()}
+    test_derivatives_agree_with_finite_differences(options)
 
 
 @pytest.mark.parametrize("order", ["jacfwd", "jacrev", "hessian", "grad of grad", "rev of fwd"])
@@ -136,17 +137,17 @@ def test_nan_in_padding_reaches_no_derivative(small, monkeypatch):
         def loss(*arrays):
             return (dot_product_attention(*arrays, **masked) ** 2).sum()
 
-        def pushed(*arrays):
+        def second_order(*arrays):
             return jax.jvp(jax.grad(loss, (0, 1, 2)), arrays, (q, k, v))
 
-        return jax.jvp(loss, arrays, (q, k, v)), jax.jit(pushed)(*arrays)
+        return jax.jvp(loss, arrays, (q, k, v)), jax.jit(second_order)(*arrays)
 
     for x, y in zip(*(jax.tree.leaves(derivatives(x)) for x in (0.0, np.nan)), strict=True):
         assert np.isfinite(x).all()
         np.testing.assert_array_equal(x, y)
 
 
-def test_packed_sequences():
+def test_derivatives_of_packed_sequences():
     cu_q, cu_kv = np.array([0, 2, 5]), np.array([0, 3, 6])
 
     @jax.jit
@@ -160,7 +161,7 @@ def test_packed_sequences():
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_dropout_under_vmap_draws_each_mask_again(impl: str):
+def test_dropout_under_vmap_draws_each_keys_mask_in_every_derivative(impl: str):
     keys = jax.random.split(jax.random.key(5, impl=impl), 3)
     scales = np.array([0.5, 1.0, 2.0], np.float32)
 
@@ -171,8 +172,8 @@ def test_dropout_under_vmap_draws_each_mask_again(impl: str):
 
     @jax.jit
     def all_of(scale, key):
-        pushed = jax.jvp(lambda s: loss(s, key), (scale,), (jnp.ones_like(scale),))
-        return *pushed, jax.grad(jax.grad(loss))(scale, key)
+        value_and_tangent = jax.jvp(lambda s: loss(s, key), (scale,), (jnp.ones_like(scale),))
+        return *value_and_tangent, jax.grad(jax.grad(loss))(scale, key)
 
     got = jax.vmap(all_of)(scales, keys)
     for i in range(3):
@@ -182,23 +183,23 @@ def test_dropout_under_vmap_draws_each_mask_again(impl: str):
 
 
 def test_no_tangent_is_computed_for_a_gradient():
-    """Reverse mode runs attn_fwd and attn_bwd, and nothing of what forward mode takes."""
+    """Reverse mode runs attn_fwd and attn_bwd, and no primitive of forward mode."""
     loss = lambda *x: sum(y.sum() for y in outputs({}, *x))  # noqa: E731
     jaxpr = str(jax.make_jaxpr(jax.grad(loss, range(6)))(*ARRAYS))
     assert jaxpr.count("attn_fwd[") == jaxpr.count("attn_bwd[") == 1
     assert "attn_jvp" not in jaxpr and "attn_by_formula" not in jaxpr
-    pushed = str(jax.make_jaxpr(lambda *x: jax.jvp(loss, x, x))(*ARRAYS))
-    assert pushed.count("attn_jvp[") == 1 and "attn_bwd" not in pushed
+    forward = str(jax.make_jaxpr(lambda *x: jax.jvp(loss, x, x))(*ARRAYS))
+    assert forward.count("attn_jvp[") == 1 and "attn_bwd" not in forward
 
 
-def test_linearize_and_transpose():
+def test_linearize_and_its_transpose_agree_with_jvp_and_vjp():
     def attention(q):
         return dot_product_attention(q, K, V)
 
     q, out_grad = Q.astype(np.float32), OUT_GRAD.astype(np.float32)
-    _, pushing = jax.linearize(attention, q)
-    np.testing.assert_allclose(pushing(q), jax.jvp(attention, (q,), (q,))[1], rtol=1e-5)
-    (pulled,) = jax.linear_transpose(pushing, q)(out_grad)
+    _, linear = jax.linearize(attention, q)
+    np.testing.assert_allclose(linear(q), jax.jvp(attention, (q,), (q,))[1], rtol=1e-5)
+    (pulled,) = jax.linear_transpose(linear, q)(out_grad)
     np.testing.assert_array_equal(pulled, jax.vjp(attention, q)[1](out_grad)[0])
 
 
@@ -211,23 +212,23 @@ def test_attention_is_linear_in_value():
         jax.linear_transpose(lambda k: dot_product_attention(q, k, v), k)(out_grad)
 
 
-# What a vendor's kernel cannot do.
+# Derivatives that no vendor's kernel computes.
 
 X = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)
 
 
-def push(q: jax.Array, **options: Any) -> Any:
+def jvp(q: jax.Array, **options: Any) -> Any:
     return jax.jvp(lambda q: dot_product_attention(q, q, q, **options), (q,), (q,))
 
 
-def second(q: jax.Array, **options: Any) -> Any:
+def grad_of_grad(q: jax.Array, **options: Any) -> Any:
     loss = lambda q: dot_product_attention(q, q, q, **options).sum()  # noqa: E731
     return jax.grad(lambda q: jax.grad(loss)(q).sum())(q)
 
 
-WANTED = pytest.mark.parametrize(
+BEYOND_KERNELS = pytest.mark.parametrize(
     ("program", "operation"),
-    [(push, "forward-mode derivative"), (second, "derivative of a derivative")],
+    [(jvp, "forward-mode derivative"), (grad_of_grad, "derivative of a derivative")],
 )
 
 
@@ -236,38 +237,38 @@ def lower(program: Any, platform: str, device: str) -> str:
         return jax.jit(program).trace(X).lower(lowering_platforms=(platform,)).as_text()
 
 
-@WANTED
+@BEYOND_KERNELS
 @pytest.mark.parametrize(
     ("name", "platform", "device"),
     [pytest.param("cudnn", "cuda", "sm90", marks=needs_cudnn), ("aiter", "rocm", "gfx942")],
 )
-def test_a_kernel_asked_for_by_name_says_what_it_lacks(program, operation, name, platform, device):
+def test_named_kernel_raises_for_other_derivatives(program, operation, name, platform, device):
     with pytest.raises(NotImplementedError) as error:
         lower(partial(program, implementation=name), platform, device)
     assert f"none for a {operation}" in str(error.value)
     assert 'implementation="xla"' in str(error.value)
 
 
-@WANTED
+@BEYOND_KERNELS
 @pytest.mark.parametrize(
     ("platform", "device"),
     [pytest.param("cuda", "sm90", marks=needs_cudnn), ("rocm", "gfx942")],
 )
-def test_formulas_stand_in_as_the_policy_says(program, operation, platform, device):
-    with pytest.warns(AttentionFallbackWarning, match=operation) as said:
+def test_xla_computes_the_derivative_by_the_fallback_policy(program, operation, platform, device):
+    with pytest.warns(AttentionFallbackWarning, match=operation) as caught:
         lower(program, platform, device)
-    assert not any("backward pass" in str(x.message) for x in said)
+    assert not any("backward pass" in str(x.message) for x in caught)
     with fallback("error"), pytest.raises(NotImplementedError, match=operation):
         lower(program, platform, device)
     with fallback("silent"):
         lower(program, platform, device)
-    # Asked for, they are nothing to warn of.
+    # No warning where the caller names XLA.
     lower(partial(program, implementation="xla"), platform, device)
 
 
 @needs_cudnn
-@WANTED
-def test_formulas_do_not_draw_a_kernels_dropout_mask(program, operation):
+@BEYOND_KERNELS
+def test_derivative_under_a_kernels_dropout_mask_raises(program, operation):
     dropping = partial(program, dropout_rate=0.1, dropout_key=jax.random.key(0))
     with pytest.raises(NotImplementedError, match=operation):
         lower(dropping, "cuda", "sm90")

@@ -1,4 +1,4 @@
-"""Arrays in other orders on a mesh: the same numbers, nothing gathered; and an exported batch."""
+"""Arrays in other layouts on a mesh, without a gather, and exported with a symbolic batch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def both(q, k):
 def paged(q, pool):
     return paged_attention(q, pool, None, table, lengths, kv_layout="HND")
 
-one = q[:, :, :1].swapaxes(1, 2)
-expected = jax.jit(both)(q, k), jax.jit(paged)(one, pool)
+step = q[:, :, :1].swapaxes(1, 2)
+expected = jax.jit(both)(q, k), jax.jit(paged)(step, pool)
 for kind in (AxisType.Auto, AxisType.Explicit):
     mesh = jax.make_mesh((2, 2), ("d", "m"), axis_types=(kind,) * 2)
     with jax.set_mesh(mesh):
         put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
         given = [(put(q, "d", "m"), put(k, "d", "m")),
-                 (put(one, "d", None, "m"), put(pool, None, None, "m"))]
+                 (put(step, "d", None, "m"), put(pool, None, None, "m"))]
         for function, arrays, wanted in zip((both, paged), given, expected):
             compiled = jax.jit(function).lower(*arrays).compile()
             assert "all-gather" not in compiled.as_text(), (kind, function)
@@ -50,7 +50,7 @@ for kind in (AxisType.Auto, AxisType.Explicit):
 """
 
 
-def test_on_a_mesh():
+def test_layouts_on_a_mesh_need_no_gather():
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -59,7 +59,7 @@ def test_on_a_mesh():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_batch_of_any_size():
+def test_bnth_call_exports_with_a_symbolic_batch():
     def call(q, k):
         return dot_product_attention(q, k, k, qkv_layout="BNTH")
 

@@ -1,6 +1,6 @@
-"""Named cases are lowered to the programs whose digests are kept: a change of one is seen.
+"""Named cases lower to programs with the recorded digests, so that every change is noticed.
 
-Where a program changes on purpose, `make lowered` writes the digests again, on the oldest and on
+After an intended change, `make lowered` writes the digests again, on the oldest and on
 the newest JAX.
 """
 
@@ -14,29 +14,29 @@ import jax
 import pytest
 
 from attn_dispatch_tools.verify.cases import CASES
-from tests.scripts.sameness import TARGETS, digest, digests_file, made_of
+from tests.scripts.sameness import TARGETS, digest, digests_file, lowered_case
 from tests.support.backend import needs_cudnn
 
 OLDEST = "0.10.2"
-EVERY = "ATTN_DISPATCH_TEST_EVERY_SIZE" in os.environ
+EVERY_CASE = "ATTN_DISPATCH_TEST_EVERY_SIZE" in os.environ
 # One in forty takes half a minute; every case takes a quarter of an hour.
-SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY else 40]
+SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY_CASE else 40]
 
 
 @pytest.fixture(scope="module")
-def kept() -> dict[str, Any]:
+def recorded_digests() -> dict[str, Any]:
     if not digests_file().exists():
         assert jax.__version__ != OLDEST
-        pytest.skip(f"no digests are kept for this JAX: {digests_file().name}")
+        pytest.skip(f"no digests are recorded for this JAX: {digests_file().name}")
     return json.loads(digests_file().read_text())
 
 
 @needs_cudnn
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda x: x.name)
-def test_a_case_is_lowered_as_before(case, kept):
-    found = {target: digest(made_of(case, target)["program"]) for target in TARGETS}
-    assert found == kept[case.name]
+def test_case_lowers_to_the_recorded_program(case, recorded_digests):
+    found = {target: digest(lowered_case(case, target)["program"]) for target in TARGETS}
+    assert found == recorded_digests[case.name]
 
 
-def test_every_named_case_has_a_digest(kept):
-    assert kept.keys() == {x.name for x in CASES if x.transform != "eager"}
+def test_every_named_case_has_a_digest(recorded_digests):
+    assert recorded_digests.keys() == {x.name for x in CASES if x.transform != "eager"}

@@ -1,4 +1,4 @@
-"""Lowering for platforms that are not here: which calls a module holds, and what they say."""
+"""Lowering for absent GPUs: the custom calls in a module, and their attributes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_one_module_holds_every_platform():
     assert module.platforms == ("cuda", "rocm", "cpu")
     text = module.mlir_module()
     assert set(calls_in(text)) == {*CUSTOM_CALLS, *AITER_CALLS}
-    # XLA's branch stands beside the custom calls: two products of two matrices in it.
+    # The module holds XLA's branch as well, with at least two matrix products.
     assert text.count("stablehlo.dot_general") >= 2
     with attn_dispatch.target("sm90"):
         cuda = exported(CASE, "cuda").mlir_module()
@@ -103,7 +103,7 @@ def test_exported_module_runs_on_the_cpu():
 
 
 @needs_cudnn
-def test_custom_calls_say_what_they_compute():
+def test_attributes_operands_and_results_of_custom_calls():
     with attn_dispatch.target("sm90"):
         calls = calls_in(exported(CASE, "cuda").mlir_module())
         device = device_for("cuda")
@@ -139,7 +139,7 @@ def test_custom_calls_say_what_they_compute():
 
 
 @needs_cudnn
-def test_inference_asks_for_no_lse():
+def test_inference_requests_no_lse():
     with attn_dispatch.target("sm90"):
         text = lowered_for_cuda(jax.jit(attention_of(CASE)), *avals(CASE)[:3])
         plan = cudnn.plan(forward_spec(CASE, needs_lse=False), device_for("cuda"))
@@ -159,12 +159,12 @@ def test_head_dims_are_padded_to_multiples_of_eight():
     assert (operands, results[:-1]) == ([q, q, v], [v, lse])
     _, operands, results = calls[cudnn.BACKWARD_TARGET]
     assert (operands, results[:-1]) == ([q, q, v, v, lse, v], [q, q, v])
-    # Outside nothing shows of it; the scale stays that of the true head dim.
+    # The padding does not show outside; the scale stays that of the true head dim.
     assert [x.shape[-1] for x in module.out_avals] == [30, 50, 50, 30]
 
 
 @needs_cudnn
-def test_a_call_that_a_known_bug_meets_gets_a_padding_mask():
+def test_call_affected_by_a_known_bug_gets_a_padding_mask():
     case = Case("half_tile", t=192, s=192, n=2, k=2, h=64, v=64, dtype="float16")
     with attn_dispatch.target("sm90"):
         calls = calls_in(exported(case, "cuda").mlir_module())
@@ -175,19 +175,19 @@ def test_a_call_that_a_known_bug_meets_gets_a_padding_mask():
 
 
 @needs_cudnn
-def test_rows_that_see_no_key_are_trimmed():
+def test_rows_without_keys_are_trimmed():
     case = Case(
         "trimmed", t=320, s=128, n=2, k=2, h=64, v=64, dtype="float16", is_causal=True,
         alignment="bottom_right",
     )  # fmt: skip
     with attn_dispatch.target("sm90"):
         module = exported(case, "cuda")
-    live, lse = "2x128x2x64xf16", "2x2x128xf32"
+    trimmed, lse = "2x128x2x64xf16", "2x2x128xf32"
     calls = calls_in(module.mlir_module())
     _, operands, results = calls[cudnn.FORWARD_TARGET]
-    assert (operands, results[:-1]) == ([live] * 3, [live, lse])
+    assert (operands, results[:-1]) == ([trimmed] * 3, [trimmed, lse])
     _, operands, results = calls[cudnn.BACKWARD_TARGET]
-    assert (operands, results[:-1]) == ([live] * 4 + [lse, live], [live] * 3)
+    assert (operands, results[:-1]) == ([trimmed] * 4 + [lse, trimmed], [trimmed] * 3)
     assert module.out_avals[0].shape == (2, 320, 2, 64)
 
 
@@ -208,8 +208,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @needs_cudnn
 @pytest.mark.parametrize("kind", KINDS)
-def test_custom_calls_of_every_kind(kind: str):
-    """Attributes as spec.h lists them and as one variant of the call says them; its operands."""
+def test_custom_calls_match_one_variant_of_the_call(kind: str):
+    """The attributes are those of exactly one variant of the call, and so are the operands."""
     case = sized(f"lowered/{kind}", **KINDS[kind])
     gradients = tuple(name for name in case.differentiable if name != "alibi_slopes")
     program = CaseProgram.of(case, ("cudnn",), gradients)
@@ -226,18 +226,18 @@ def test_custom_calls_of_every_kind(kind: str):
         shapes = backward_shapes if call.backward else forward_shapes
         assert len(results) == len(shapes(call)) + 1 and re.fullmatch(r"\d+xui8", results[-1])
         for name, operand in zip(names_of(call), operands, strict=True):
-            assert operand.rsplit("x", 1)[1] == TYPES.get(name, "bf16"), name
+            assert operand.rsplit("x", 1)[1] == OTHER_DTYPES.get(name, "bf16"), name
     assert "has_sinks = true" not in calls[cudnn.BACKWARD_TARGET][0]
 
 
-TYPES = {
+OTHER_DTYPES = {
     **dict.fromkeys(("flags_q", "flags_kv"), "ui8"),
     **dict.fromkeys(("lse", "o0", "sinks", "bias"), "f32"),
     **dict.fromkeys(("lengths_q", "lengths_kv", "page_table"), "i32"),
     **{f"offsets_{x}": "i32" for x in ("query", "key", "value", "out", "lse")},
     **dict.fromkeys(("seed", "seed_offset"), "ui32"),
 }
-"""Of the custom call's operands that are not of the call's own dtype; a seed is two words."""
+"""dtypes of the operands that do not have the call's dtype, bfloat16."""
 
 
 def attributes_in(text: str) -> dict[str, str]:
@@ -259,13 +259,13 @@ def as_attributes(call: CudnnCall) -> dict[str, str]:
     return {name: printed(x) for name, x in asdict(call).items()}
 
 
-def test_without_target_the_error_says_what_to_do():
+def test_error_without_a_target_gives_the_remedies():
     function = jax.jit(attention_of(CASE))
     operands = avals(CASE)[:3]
     remedies = r'attn_dispatch\.target\("sm90"\).*ATTN_DISPATCH_TARGET=sm90'
     with pytest.raises(RuntimeError, match=remedies):
         lowered_for_cuda(function, *operands)
-    # XLA compiles for every device, so it need not know which.
+    # XLA compiles for any device, so it needs no target.
     xla = lowered_for_cuda(jax.jit(attention_of(CASE, implementation="xla")), *operands)
     assert "dot_general" in xla and not calls_in(xla)
 
@@ -281,11 +281,11 @@ def test_target_from_the_environment(monkeypatch):
 
 
 @needs_cudnn
-def test_another_target_lowers_again():
-    """One jitted function, and no cache of JAX's keeps what was planned for another device."""
+def test_changed_target_lowers_again():
+    """No cache of JAX reuses a jitted function's plan for another device."""
     case = Case("retargeted", t=512, s=512, n=8, k=8, h=64, v=64, dtype="bfloat16")
     function = with_gradients(case)
-    bytes_of: dict[str, list[str]] = {}
+    workspaces_by_target: dict[str, list[str]] = {}
     for name in ("sm80", "sm90", "sm80"):
         with attn_dispatch.target(name):
             calls = calls_in(lowered_for_cuda(function, *avals(case)))
@@ -293,13 +293,13 @@ def test_another_target_lowers_again():
         workspaces = [calls[x][2][-1] for x in CUSTOM_CALLS]
         plans = (cudnn.plan(forward_spec(case), device), cudnn.plan(backward_spec(case), device))
         assert workspaces == [f"{plan.workspace_bytes}xui8" for plan in plans]
-        assert bytes_of.setdefault(name, workspaces) == workspaces
-    assert bytes_of["sm80"] != bytes_of["sm90"]
+        assert workspaces_by_target.setdefault(name, workspaces) == workspaces
+    assert workspaces_by_target["sm80"] != workspaces_by_target["sm90"]
 
 
 @needs_cudnn
-def test_target_within_jit_of_a_caller():
-    """The target in force when the outermost function is lowered counts, not an older one."""
+def test_target_applies_when_the_outermost_function_is_lowered():
+    """A target from an earlier lowering of the inner function has no effect."""
     inner = jax.jit(attention_of(CASE))
     outer = jax.jit(lambda q, k, v: inner(q, k, v) * 2)
     operands = avals(CASE)[:3]
@@ -319,15 +319,15 @@ def test_two_processes_lower_to_the_same_text():
         )
         for seed in ("1", "2")
     ]  # fmt: skip
-    (one, one_error), (two, two_error) = (process.communicate() for process in running)
-    assert [process.returncode for process in running] == [0, 0], one_error + two_error
-    assert "attn_dispatch_cudnn_backward" in one
-    assert one == two
+    (first, first_error), (second, second_error) = (x.communicate() for x in running)
+    assert [process.returncode for process in running] == [0, 0], first_error + second_error
+    assert "attn_dispatch_cudnn_backward" in first
+    assert first == second
 
 
 @needs_cudnn
-def test_nothing_stands_beside_the_calls_of_dense_training():
-    """Each operation of XLA's is a kernel to compile, and one more to launch."""
+def test_dense_training_lowers_to_custom_calls_only():
+    """Every XLA operation would be another kernel to compile and to launch."""
     with attn_dispatch.target("sm90"):
         text = lowered_for_cuda(with_gradients(CASE, implementation="cudnn"), *avals(CASE))
     assert set(re.findall(r"stablehlo\.\w+", text)) == {"stablehlo.custom_call"}

@@ -1,4 +1,4 @@
-"""`return_max_logits`: the largest score that a row may attend."""
+"""`return_max_logits`: the largest score of each query, over the keys it attends to."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def scores(scale: float = 8**-0.5) -> np.ndarray:
     return scale * np.einsum("btnh,bsnh->bnts", Q, np.repeat(K, 2, axis=2))
 
 
-def by_row(masked: np.ndarray) -> np.ndarray:
-    """[B, T, N]."""
+def row_maxima(masked: np.ndarray) -> np.ndarray:
+    """Row maxima [B, T, N] of scores [B, N, T, S]."""
     return masked.max(axis=-1).swapaxes(1, 2)
 
 
@@ -42,7 +42,7 @@ _CASES: dict[str, tuple[dict[str, Any], np.ndarray]] = {
     "dropout_is_after_the_softmax": (
         {"dropout_rate": 0.9, "dropout_key": jax.random.key(0)}, scores()
     ),
-    "dead_rows": (
+    "rows_without_keys": (
         {"query_seq_lengths": [2, 0]},
         np.where(np.arange(T)[:, None] < np.array([2, 0])[:, None, None, None], scores(), -np.inf),
     ),
@@ -50,11 +50,11 @@ _CASES: dict[str, tuple[dict[str, Any], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_against_numpy(name: str):
+def test_row_maxima_agree_with_numpy(name: str):
     options, expected = _CASES[name]
     out, maxima = dot_product_attention(Q, K, V, **options, return_max_logits=True)
     assert (maxima.shape, maxima.dtype) == ((2, T, 4), jnp.float32)
-    np.testing.assert_allclose(maxima, by_row(expected), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(maxima, row_maxima(expected), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(out, dot_product_attention(Q, K, V, **options))
 
 
@@ -71,7 +71,7 @@ def test_order_of_results():
     np.testing.assert_array_equal(with_lse[2], maxima)
 
 
-def test_packed_sequences_and_rows_of_none():
+def test_row_maxima_of_packed_sequences_and_of_rows_past_them():
     cu_q, cu_kv = np.array([0, 2, 4]), np.array([0, 3, 6])
     _, lse, maxima = ragged_dot_product_attention(
         Q[0], K[0], V[0], cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, max_seqlen_q=3, max_seqlen_kv=4,
@@ -80,11 +80,11 @@ def test_packed_sequences_and_rows_of_none():
     assert lse.shape == maxima.shape == (T, 4)
     same = np.digitize(np.arange(T), cu_q[1:])[:, None] == np.digitize(np.arange(S), cu_kv[1:])
     same[4:] = False
-    expected = by_row(np.where(same, scores(), -np.inf))[0]
+    expected = row_maxima(np.where(same, scores(), -np.inf))[0]
     np.testing.assert_allclose(maxima, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_it_has_no_gradient_and_leaves_those_of_the_others_alone():
+def test_row_maximum_has_no_gradient_and_changes_no_other():
     def results(q):
         return dot_product_attention(q, K, V, return_lse=True, return_max_logits=True)
 
@@ -99,21 +99,21 @@ def test_it_has_no_gradient_and_leaves_those_of_the_others_alone():
     assert np.isfinite(gradient).all()
 
 
-def test_float64():
+def test_row_maxima_in_float64():
     with jax.enable_x64(True):
         q, k, v = (x.astype(np.float64) for x in (Q, K, V))
         _, maxima = dot_product_attention(q, k, v, return_max_logits=True)
         assert maxima.dtype == jnp.float64
         expected = np.einsum("btnh,bsnh->bnts", q, np.repeat(k, 2, axis=2)) * 8**-0.5
-        np.testing.assert_allclose(maxima, by_row(expected), rtol=1e-12)
+        np.testing.assert_allclose(maxima, row_maxima(expected), rtol=1e-12)
 
 
-def test_nothing_to_attend():
+def test_row_maxima_without_keys_are_minus_infinity():
     out, maxima = dot_product_attention(Q, K[:, :0], V[:, :0], return_max_logits=True)
     assert not out.any() and (maxima == -np.inf).all()
 
 
-def test_explain_says_it():
+def test_explain_shows_the_rewrite_of_the_row_maximum():
     q = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
     with rewrites(False):
         refused = explain(q, q, q, return_max_logits=True, target="gfx942")

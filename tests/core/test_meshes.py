@@ -1,4 +1,4 @@
-"""Sharded calls on eight CPU devices: right numbers, jax.nn's collectives or fewer, their page."""
+"""Sharded calls on eight CPU devices: correct results, no more collectives than jax.nn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.scripts import mesh_table
 from tests.support.mesh_programs import LAYOUTS, PROGRAMS, cells
 from tests.support.repository import ROOT, environment
 
-TOLERANCE = 1e-4  # a shard's sums may be taken in another order
+TOLERANCE = 1e-4  # shards can sum in another order
 
 
 def run(module: str, *arguments: str, **variables: str) -> str:
@@ -38,21 +38,21 @@ MANUAL = [f"shard_map over all axes|N 8, K 4|{kind}" for kind in ("Auto", "Expli
 LABELS = ["|".join(cell) for cell in cells()] + MANUAL
 
 
-def test_the_report_has_every_cell(report):
+def test_report_has_every_cell(report):
     assert sorted(report["cells"]) == sorted(LABELS)
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_values_and_gradients(report, label):
+def test_sharded_values_and_gradients_are_correct(report, label):
     assert report["cells"][label]["ours"]["error"] <= TOLERANCE
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_nothing_is_gathered_and_the_work_is_shared_out(report, label):
+def test_work_is_shared_with_no_more_collectives_than_jax_nn(report, label):
     ours, theirs = (report["cells"][label][x] for x in ("ours", "jax.nn"))
     layout = label.split("|")[0]
     if layout == "sequence":
-        # Heads are split in its place: blocks of heads and rows change places, nothing is whole.
+        # Heads are split instead of the length: all-to-all exchanges blocks, no device has all.
         assert ours["share"] <= 0.14
         return
     if "fails" not in theirs:
@@ -65,7 +65,7 @@ def test_nothing_is_gathered_and_the_work_is_shared_out(report, label):
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_training_is_that_of_one_device(report, kv_heads):
+def test_training_losses_equal_those_of_one_device(report, kv_heads):
     losses = {x: y for x, y in report["losses"].items() if x.endswith(f"|{kv_heads}")}
     expected = losses.pop(f"one device|{kv_heads}")
     assert len(losses) == 8 and expected[2] < expected[0]
@@ -73,78 +73,78 @@ def test_training_is_that_of_one_device(report, kv_heads):
         assert found == pytest.approx(expected, abs=2e-6)
 
 
-@pytest.mark.skipif(jax.__version__ != "0.10.2", reason="another JAX, other collectives")
-def test_the_page_is_what_was_found(report):
+@pytest.mark.skipif(jax.__version__ != "0.10.2", reason="collectives depend on the JAX version")
+def test_meshes_page_shows_this_report(report):
     assert mesh_table.DOCUMENT.read_text() == mesh_table.document(report)
 
 
-def test_every_layout_and_program_is_on_the_page():
+def test_meshes_page_has_every_layout_and_program():
     page = mesh_table.DOCUMENT.read_text()
     assert all(f"| {name} |" in page for name in (*LAYOUTS, *PROGRAMS))
 
 
 @pytest.fixture(scope="module")
-def further() -> dict[str, Any]:
+def calls_report() -> dict[str, Any]:
     return json.loads(run("tests.core.mesh_calls").splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
-def test_vmap_and_several_batch_dims(further, kind):
-    found = {x: y for x, y in further["dims"].items() if x.startswith(kind)}
+def test_sharded_vmap_and_several_batch_dims(calls_report, kind):
+    found = {x: y for x, y in calls_report["dims"].items() if x.startswith(kind)}
     assert len(found) == 6 and max(found.values()) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
-def test_mapped_calls_that_share_operands(further, kind):
-    found = {x: y for x, y in further["mapped"].items() if x.startswith(kind)}
+def test_sharded_vmap_with_shared_operands(calls_report, kind):
+    found = {x: y for x, y in calls_report["mapped"].items() if x.startswith(kind)}
     assert len(found) == 3 and max(found.values()) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "mixed", "Auto"])
-def test_derivatives_beside_a_reverse_pass(further, kind):
-    found = {x: y for x, y in further["derivatives"].items() if x.startswith(kind)}
+def test_other_derivatives_of_sharded_calls(calls_report, kind):
+    found = {x: y for x, y in calls_report["derivatives"].items() if x.startswith(kind)}
     assert len(found) == 6 and max(found.values()) <= TOLERANCE
 
 
-def test_parts_of_mesh_axes_split_calls(further):
-    for found in further["cut"].values():
+def test_part_of_a_mesh_axis_splits_a_call_without_collectives(calls_report):
+    for found in calls_report["cut"].values():
         assert found["error"] <= TOLERANCE and not found["collectives"]
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
-def test_export(further, kind):
-    found = further["export"][kind]
+def test_export_of_sharded_calls(calls_report, kind):
+    found = calls_report["export"][kind]
     assert found["error"] <= TOLERANCE
     assert found["warned"] == (["AttentionShardingWarning"] if kind == "Auto" else [])
 
 
-def test_what_cannot_be_split_is_said_once(further):
+def test_call_that_cannot_be_split_warns_once(calls_report):
     for kind in ("Explicit", "Auto"):
-        (message,) = further["unsplit"][kind]
+        (message,) = calls_report["unsplit"][kind]
         assert "'x' (8 devices)" in message and "4 heads" in message and "batch of 2" in message
 
 
 @pytest.mark.parametrize("kind", ("Explicit", "Auto"))
-def test_settings_hold_when_shards_are_lowered(further, kind):
-    """XLA has those of Auto axes lowered when it compiles, maybe in another thread."""
-    assert further["settings"][kind] == [True] * 3
+def test_settings_hold_when_shards_are_lowered(calls_report, kind):
+    """With Auto axes, XLA lowers the shards while it compiles, possibly in another thread."""
+    assert calls_report["settings"][kind] == [True] * 3
 
 
-def test_nested_shard_maps(further):
-    assert further["nested"] <= TOLERANCE
+def test_nested_shard_maps(calls_report):
+    assert calls_report["nested"] <= TOLERANCE
 
 
-def test_calls_on_one_device_under_a_mesh(further):
-    assert further["set_around"] <= TOLERANCE
+def test_calls_on_one_device_under_a_mesh(calls_report):
+    assert calls_report["unsharded"] <= TOLERANCE
 
 
-def test_kernels_draw_from_a_key_of_each_devices_own(further):
-    """All of them differ, and the key of one device is the caller's."""
-    assert further["seeds"] == 8
+def test_each_device_seeds_its_kernel_differently(calls_report):
+    """Eight devices get eight different dropout keys."""
+    assert calls_report["seeds"] == 8
 
 
-def test_the_compilation_cache_tells_calls_apart(tmp_path):
-    """And finds them again in another process, along Explicit axes without further ado."""
+def test_compilation_cache_distinguishes_and_finds_calls(tmp_path):
+    """Calls with different options are different entries; another process finds both again."""
     first, again = (
         json.loads(run("tests.core.mesh_calls", "--cache", str(tmp_path)).splitlines()[-1])
         for _ in range(2)

@@ -1,4 +1,4 @@
-"""Arrays sharded over several devices: right numbers, and nothing gathered that need not be."""
+"""Arrays sharded over several devices: correct results without unnecessary gathers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-TOLERANCE = 5e-6  # a shard's sums may be taken in another order
+TOLERANCE = 5e-6  # shards can sum in another order
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def report():
     "sharding",
     ["batch", "heads", "batch_and_heads", "batch_over_both", "heads_over_both", "sequence"],
 )
-def test_jit(report, sharding, kv_heads):
+def test_sharded_call_under_jit_is_correct(report, sharding, kv_heads):
     assert report[f"{sharding}-{kv_heads}"]["error"] <= TOLERANCE
 
 
@@ -47,7 +47,7 @@ def test_batch_and_kv_heads_stay_sharded(report, name, out):
     assert report[name]["out"] == out
 
 
-def test_explicit_axes(report):
+def test_call_along_explicit_axes_is_correct(report):
     assert report["explicit"]["error"] <= TOLERANCE
 
 
@@ -59,7 +59,7 @@ _OPERANDS = (
 
 @pytest.mark.parametrize("sharding", ["batch", "batch_and_heads", "heads_over_both"])
 @pytest.mark.parametrize("operand", _OPERANDS)
-def test_further_operands(report, operand, sharding):
+def test_other_operands_need_no_gather(report, operand, sharding):
     """A shared operand's gradient is a sum over the devices; nothing is gathered for it."""
     found = report[f"{operand}-{sharding}"]
     assert found["error"] <= 5e-5  # gradients of shared operands sum over all rows
@@ -67,15 +67,15 @@ def test_further_operands(report, operand, sharding):
 
 
 @pytest.mark.parametrize("sharding", ["batch", "heads"])
-def test_packed_sequences(report, sharding):
+def test_packed_sequences_need_no_gather(report, sharding):
     found = report[f"packed-{sharding}"]
     assert found["error"] <= TOLERANCE and not found["gathers"]
 
 
-def test_dropout_masks_are_those_of_the_whole_call(report):
+def test_sharded_dropout_draws_the_mask_of_the_whole_call(report):
     assert report["dropout"] <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["shard_map", "shard_map_window", "shard_map_bias"])
-def test_shard_map(report, name):
+def test_gradients_under_shard_map_are_correct(report, name):
     assert report[name] <= 2e-5  # gradients of shared operands sum over all rows

@@ -1,4 +1,4 @@
-"""Which `jax.checkpoint` policy computes the attention again: calls counted in gradients."""
+"""`jax.checkpoint` policies: how often a gradient computes the attention's forward pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OFFLOADED = policies.save_and_offload_only_these_names(
     offload_dst="pinned_host",
 )
 
-# How often a gradient computes the attention's forward pass.
+# Policies by how often a gradient computes the attention's forward pass.
 ONCE = {
     "no remat": None,
     "names": CONTEXT,
@@ -60,7 +60,7 @@ def loss(policy: Any, x: jax.Array, w: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize(("name", "policy", "runs"), POLICIES)
 @pytest.mark.parametrize("device", [pytest.param("sm90", marks=needs_cudnn), "gfx942"])
-def test_kernels_in_the_lowered_gradient(name: str, policy: Any, runs: int, device: str):
+def test_number_of_kernels_in_the_lowered_gradient(name: str, policy: Any, runs: int, device: str):
     """Each of the two layers has `runs` forward kernels and one backward kernel."""
     del name
     platform, vendor = ("cuda", "cudnn") if device == "sm90" else ("rocm", "aiter")
@@ -77,7 +77,7 @@ def test_kernels_in_the_lowered_gradient(name: str, policy: Any, runs: int, devi
 
 
 @pytest.mark.parametrize(("name", "policy", "runs"), POLICIES)
-def test_primitives_and_values(name: str, policy: Any, runs: int):
+def test_primitives_and_values_of_the_gradient(name: str, policy: Any, runs: int):
     del name
     jaxpr = str(jax.make_jaxpr(jax.grad(loss, 2), static_argnums=0)(policy, X, W))
     assert jaxpr.count("attn_fwd[") == 2 * runs
@@ -87,7 +87,7 @@ def test_primitives_and_values(name: str, policy: Any, runs: int):
 
 
 @pytest.mark.parametrize(("policy", "runs"), [(CONTEXT, 1), (policies.nothing_saveable, 2)])
-def test_layers_in_a_scan(policy: Any, runs: int):
+def test_policies_for_layers_in_a_scan(policy: Any, runs: int):
     def scanned(x, w):
         return (jax.lax.scan(jax.checkpoint(body, policy=policy), x, w)[0] ** 2).sum()
 
@@ -102,12 +102,12 @@ def test_layers_in_a_scan(policy: Any, runs: int):
     np.testing.assert_allclose(got, jax.grad(loss, 2)(None, X, W), rtol=1e-4, atol=1e-5)
 
 
-def test_names_keep_out_and_lse_and_nothing_else(capsys):
-    """Beside the arguments: what is kept is linear in the length."""
+def test_names_policy_saves_only_out_and_lse(capsys):
+    """What is saved beside the arguments is linear in the length."""
     jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(layer, policy=CONTEXT), X, W)  # pyright: ignore[reportAttributeAccessIssue]
-    kept = [x for x in capsys.readouterr().out.splitlines() if "from the argument" not in x]
-    shapes = sorted(re.findall(r"f32\[[\d,]*\]", "\n".join(kept)))
-    assert shapes == sorted([f"f32[{B},{T},{N},{H}]", f"f32[{B},{N},{T}]"]), kept
+    saved = [x for x in capsys.readouterr().out.splitlines() if "from the argument" not in x]
+    shapes = sorted(re.findall(r"f32\[[\d,]*\]", "\n".join(saved)))
+    assert shapes == sorted([f"f32[{B},{T},{N},{H}]", f"f32[{B},{N},{T}]"]), saved
 
 
 def test_offloaded_results_leave_the_device():

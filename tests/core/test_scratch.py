@@ -1,4 +1,4 @@
-"""The limit on scratch memory: what it is, what it does to a call, and what `explain` says."""
+"""The limit on scratch memory: its values, its effect on a call, and what `explain` reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGE = Case(
 
 
 def arrays(b: int, t: int, n: int, h: int = 64, k: int = 0) -> tuple[Any, Any]:
-    """Query and key."""
+    """Query [b, t, n, h] and key [b, t, k or n, h]."""
     return tuple(jax.ShapeDtypeStruct((b, t, x, h), jnp.bfloat16) for x in (n, k or n))
 
 
@@ -56,24 +56,24 @@ def backward_verdict(name: str, to: str, q: Any, k: Any, **options: Any) -> Any:
     [("2GB", 2 * GB), ("1.5 gib", 3 * 2**29), ("500 MB", 5 * 10**8), ("4096", 4096), ("25%", 0.25),
      ("100%", 1.0), ("off", "off"), ("OFF", "off"), ("", None)],
 )  # fmt: skip
-def test_limits_of_the_environment(text: str, limit: Any, monkeypatch):
+def test_limits_from_the_environment(text: str, limit: Any, monkeypatch):
     monkeypatch.setenv(settings.SCRATCH_LIMIT, text)
     assert settings.current().scratch_limit == limit
 
 
-def test_a_limit_computed_with_numpy():
+def test_numpy_integer_as_a_limit():
     with scratch_limit(np.int64(10**9)):
         assert settings.current().scratch_limit == 10**9
 
 
-WRONG = (
+WRONG_LIMITS = (
     "2 apples", "-1GB", "0", "0.4", "101%", "0%", "1e3", "2iB", "2G\u0131B", "9" * 400,
     "9" * 400 + "GB",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("limit", [*WRONG, 0, -1, 0.5, True, np.ones(2)])
-def test_other_limits_are_errors(limit: Any, monkeypatch):
+@pytest.mark.parametrize("limit", [*WRONG_LIMITS, 0, -1, 0.5, True, np.ones(2)])
+def test_wrong_limits_raise(limit: Any, monkeypatch):
     with pytest.raises(ValueError, match="scratch_limit: expected a positive number of bytes, a"):
         scratch_limit(limit)
     monkeypatch.setenv(settings.SCRATCH_LIMIT, str(limit))
@@ -82,7 +82,7 @@ def test_other_limits_are_errors(limit: Any, monkeypatch):
             settings.current()
 
 
-def test_memory_of_devices():
+def test_memory_of_targets():
     assert memory_bytes(parse("h100")) == 80 * 2**30
     assert memory_bytes(parse("sm90")) == memory_bytes(parse("h200")) > 140 * GB
     assert memory_bytes(parse("mi300x")) == 192 * 2**30
@@ -90,14 +90,14 @@ def test_memory_of_devices():
     assert memory_bytes(parse(unknown)) == 123456789
     smaller = '{"deviceVer": 800, "deviceName": "NVIDIA A100-SXM4-40GB"}'
     assert memory_bytes(parse(smaller)) == 40 * 2**30
-    grace = '{"deviceVer": 900, "deviceName": "NVIDIA GH200 480GB"}'  # of the CPU beside it
+    grace = '{"deviceVer": 900, "deviceName": "NVIDIA GH200 480GB"}'  # 480GB is the CPU's memory
     assert memory_bytes(parse(grace)) == memory_bytes(parse("gh200"))
     assert memory_bytes(parse('{"deviceVer": 900}')) > 0
 
 
 @pytest.mark.parametrize("xla", [1, 3 * GB, 10**12])
-def test_the_default_limit(xla: int):
-    """Between two shares of the memory; between them what kernels usually take, or XLA."""
+def test_default_limit(xla: int):
+    """What kernels usually take, or less if XLA takes less, clipped to two shares of the memory."""
     spec, device = backward_of(LARGE), parse("h100")
     found = scratch.limit_of(spec, device, lambda: xla)
     usual = 1.25 * 4 * 64 * 2048 * 32 * (64 + 2)
@@ -107,7 +107,7 @@ def test_the_default_limit(xla: int):
 
 
 @needs_cudnn
-def test_a_bias_over_a_batch():
+def test_gradient_of_a_bias_shared_by_a_batch_runs_in_parts():
     q, _ = arrays(64, 2048, 32)
     bias = jax.ShapeDtypeStruct((1, 32, 2048, 2048), jnp.bfloat16)
     whole = 2 * 64 * 32 * 2048 * 2048
@@ -139,7 +139,7 @@ def test_a_bias_over_a_batch():
 
 @needs_cudnn
 @pytest.mark.parametrize("shape", [(4, 2048, 32), (1, 4096, 32), (16, 8192, 32), (4, 512, 16)])
-def test_ordinary_calls_run_as_one(shape: tuple[int, int, int]):
+def test_ordinary_calls_run_in_one_part(shape: tuple[int, int, int]):
     q, k = arrays(*shape, h=128, k=8)
     bias = jax.ShapeDtypeStruct((1, shape[2], shape[1], shape[1]), jnp.bfloat16)
     calls: list[tuple[str, dict[str, Any]]] = [(to, {"is_causal": True}) for to in ("h200", "h100")]
@@ -158,8 +158,8 @@ def gradients(implementation: str | None, *arrays: jax.Array) -> Any:
 
 @needs_cudnn
 @pytest.mark.parametrize(("heads", "limit"), [(8, None), (1, "300MB")])
-def test_no_array_of_all_scores_is_in_the_program(heads: int, limit: str | None):
-    """Nor gradients of the bias of several parts: nothing is larger than operands and results."""
+def test_program_holds_no_array_of_all_scores(heads: int, limit: str | None):
+    """Nothing is larger than operands and results; the parts' bias gradients are not stacked."""
     b, t, n = 64, 2048, 8
     q, _ = arrays(b, t, n)
     bias = jax.ShapeDtypeStruct((1, heads, t, t), jnp.bfloat16)
@@ -170,7 +170,7 @@ def test_no_array_of_all_scores_is_in_the_program(heads: int, limit: str | None)
     found = re.findall(r"tensor<((?:\d+x)+)(bf16|f32|ui8)>", text)
     sizes = {x: math.prod(map(int, x[0].rstrip("x").split("x"))) * floats[x[1]] for x in found}
     assert max(sizes.values()) <= max(math.prod(q.shape), math.prod(bias.shape)) * 2 * 2, sizes
-    if heads == 1:  # summed in float32, and nowhere stacked
+    if heads == 1:  # the sum over parts, in float32
         assert (f"1x1x{t}x{t}x", "f32") in sizes
     assert not any(x[0].endswith(f"{t}x{t}x") and x[0].count("x") > 4 for x in sizes)
     workspaces = [size for (_, dtype), size in sizes.items() if dtype == "ui8"]
@@ -178,7 +178,7 @@ def test_no_array_of_all_scores_is_in_the_program(heads: int, limit: str | None)
 
 
 @needs_cudnn
-def test_a_kernel_over_the_limit_is_not_used():
+def test_kernel_above_the_limit_is_not_used():
     q, _ = arrays(2, 512, 4)
     bias = jax.ShapeDtypeStruct((1, 4, 512, 512), jnp.bfloat16)
     with target("sm90"), scratch_limit(1), fallback("silent"):
@@ -193,16 +193,16 @@ def test_a_kernel_over_the_limit_is_not_used():
 
 
 @needs_cudnn
-def test_parts_are_found_under_any_limit_that_some_take():
-    """Parts of single heads take more here than of two: they share gradients of key and value."""
+def test_parts_are_found_under_every_limit_that_admits_some():
+    """One head takes more than two here: both heads share the gradients of key and value."""
     q, k = arrays(8, 256, 8, k=4)
     bias = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.bfloat16)
-    told = set()
+    messages = set()
     for limit in ("1MB", "3MB", "5MB"):
         with scratch_limit(limit):
             (reason,) = backward_verdict("cudnn", "h100", q, k, bias=bias).reasons
-            told.add(str(reason).split(",")[0])
-    assert told == {"scratch memory: takes 5.26 MB"}
+            messages.add(str(reason).split(",")[0])
+    assert messages == {"scratch memory: takes 5.26 MB"}
     for limit in ("5.27MB", "6MB", "6.5MB", "8MB"):
         with scratch_limit(limit):
             verdict = backward_verdict("cudnn", "h100", q, k, bias=bias)
@@ -210,8 +210,8 @@ def test_parts_are_found_under_any_limit_that_some_take():
 
 
 @needs_cudnn
-def test_both_directions_with_dropout_have_the_same_parts():
-    """Whatever gradients are wanted, and for whoever wants to see the mask."""
+def test_both_directions_under_dropout_run_in_the_same_parts():
+    """The parts depend neither on the wanted gradients nor on whether the mask is returned."""
     case = Case(
         "dropout", b=6, t=1024, s=1024, n=4, k=2, h=64, v=64, dtype="bfloat16", dropout=0.3,
         bias=(1, 4, 1024, 1024), bias_dtype="bfloat16",
@@ -235,7 +235,7 @@ def test_both_directions_with_dropout_have_the_same_parts():
 
 
 @needs_cudnn
-def test_batches_beyond_a_grid():
+def test_batch_beyond_the_launch_grid_runs_in_parts():
     q, _ = arrays(70_001, 16, 2)
     found = explain(q, q, q, target="sm90")
     assert (found.chosen_forward, found.chosen_backward) == ("cudnn", "cudnn")
@@ -248,7 +248,7 @@ def test_batches_beyond_a_grid():
     assert "tensor<35000x16x2x64xbf16>" in lowered.as_text()
 
 
-def test_strides_beyond_32_bits():
+def test_strides_beyond_32_bits_run_in_parts():
     q, k = arrays(2, 2**16, 64, h=128, k=8)
     long_q, long_k = arrays(2, 2**18, 128, h=128, k=8)
     bias = jax.ShapeDtypeStruct((1, 64, 16384, 16384), jnp.bfloat16)
@@ -269,7 +269,7 @@ def sizes_of(steps: tuple[Rewrite, ...]) -> dict[str, int]:
 @pytest.mark.parametrize("batch", [1, 2, 6, 13, 64, 97])
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 40, 10**6])
 def test_parts_are_the_largest_within_the_limit(batch: int, divisor: int):
-    """Of scratch memory that grows with rows and heads, and of some that does not."""
+    """Scratch memory has a part that grows with batch rows and heads and a constant part."""
     case = Case("parts", b=batch, n=8, k=4, t=64, s=64, bias=(1, 1, 64, 64))
     spec = backward_of(case)
 
@@ -281,9 +281,9 @@ def test_parts_are_the_largest_within_the_limit(batch: int, divisor: int):
     whole = scratch.parts_bytes(spec, steps, taken) or 0
     if divisor == 1:
         assert steps == ()
-    one = in_parts_of("batch", 1).applied(spec) or spec
-    one = in_parts_of("heads", 1).applied(one) or one
-    if limit > 2 * taken(one):
+    smallest = in_parts_of("batch", 1).applied(spec) or spec
+    smallest = in_parts_of("heads", 1).applied(smallest) or smallest
+    if limit > 2 * taken(smallest):
         assert whole <= limit and whole > limit / 5, (steps, whole, limit)
     inner = spec
     for step in steps:
@@ -293,8 +293,8 @@ def test_parts_are_the_largest_within_the_limit(batch: int, divisor: int):
         inner = following
 
 
-def test_gradients_are_summed_in_float32():
-    """In bfloat16, 256 + 1 is 256."""
+def test_gradients_of_parts_are_summed_in_float32():
+    """In bfloat16, 256 + 1 would be 256."""
     spec = backward_of(Case("sum", b=600, dtype="bfloat16", bias=(1, 4, 10, 14), k=4))
 
     def ones(spec: AttentionSpec, operands: Any) -> dict[str, Any]:

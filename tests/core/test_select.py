@@ -1,4 +1,4 @@
-"""Who computes a call: the order, what the caller may demand, and what is said about a fallback."""
+"""The choice of an implementation: order, the caller's preferences, warnings about a fallback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 import attn_dispatch
 from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import preferences, select
+from attn_dispatch.core import faster_extras, select
+from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
@@ -28,7 +29,7 @@ CUDA, ROCM = parse("sm90"), parse("gfx942")
 
 @dataclass(frozen=True)
 class Fake:
-    """An implementation that refuses what it is told to, and computes nothing."""
+    """An implementation that refuses calls with the given reasons and returns constants."""
 
     NAME: str
     reasons: tuple[str, ...] = ()
@@ -48,6 +49,9 @@ class Fake:
     def unusable_reason(self, device: Device) -> str:
         return ""
 
+    def version(self) -> tuple[str, str]:
+        return self.NAME, "1"
+
     def forward(self, spec, device, operands):
         return tuple(jnp.full(x.shape, len(self.NAME), x.dtype) for x in spec.results)
 
@@ -55,8 +59,8 @@ class Fake:
 
 
 FAST, SLOW, LAST = Fake("fast"), Fake("slow"), Fake("last", PLATFORM=None)
-CANNOT = Fake("fast", ("too wide", "too tall"))
-NEITHER = Fake("slow", ("too small",))
+REFUSES = Fake("fast", ("too wide", "too tall"))
+REFUSES_TOO = Fake("slow", ("too small",))
 
 
 @pytest.fixture
@@ -76,19 +80,19 @@ def spec(*wanted: str, **facts) -> AttentionSpec:
     ("available", "wanted", "chosen"),
     [
         ((FAST, SLOW, LAST), (), "fast"),
-        ((CANNOT, SLOW, LAST), (), "slow"),
-        ((CANNOT, NEITHER, LAST), (), "last"),
+        ((REFUSES, SLOW, LAST), (), "slow"),
+        ((REFUSES, REFUSES_TOO, LAST), (), "last"),
         ((FAST, SLOW, LAST), ("slow",), "slow"),
         ((FAST, SLOW, LAST), ("last", "fast"), "last"),
-        ((CANNOT, SLOW, LAST), ("fast", "last"), "last"),
-        ((CANNOT, SLOW, LAST), ("last", "fast"), "last"),
+        ((REFUSES, SLOW, LAST), ("fast", "last"), "last"),
+        ((REFUSES, SLOW, LAST), ("last", "fast"), "last"),
     ],
 )
-def test_choice(implementations, available, wanted, chosen):
+def test_first_eligible_implementation_is_chosen(implementations, available, wanted, chosen):
     implementations(*available)
     with attn_dispatch.fallback("silent"):
         assert select.choose(spec(*wanted), CUDA).NAME == chosen
-    verdicts = select.verdicts(spec(*wanted), CUDA)
+    verdicts = verdicts_on(spec(*wanted), CUDA)
     assert [v.implementation for v in verdicts] == list(wanted or [x.NAME for x in available])
     assert next(v.implementation for v in verdicts if v.is_eligible) == chosen
     assert all((v.plan is None) == bool(v.reasons) for v in verdicts)
@@ -97,12 +101,12 @@ def test_choice(implementations, available, wanted, chosen):
 @pytest.mark.parametrize(
     ("available", "wanted", "refusals"),
     [
-        ((CANNOT, SLOW, LAST), ("fast",), [CANNOT]),
-        ((CANNOT, NEITHER, LAST), ("slow", "fast"), [NEITHER, CANNOT]),
-        ((CANNOT, NEITHER), (), [CANNOT, NEITHER]),
+        ((REFUSES, SLOW, LAST), ("fast",), [REFUSES]),
+        ((REFUSES, REFUSES_TOO, LAST), ("slow", "fast"), [REFUSES_TOO, REFUSES]),
+        ((REFUSES, REFUSES_TOO), (), [REFUSES, REFUSES_TOO]),
     ],
 )
-def test_nothing_fits(implementations, available, wanted, refusals):
+def test_error_lists_every_reason_if_nothing_runs(implementations, available, wanted, refusals):
     implementations(*available)
     call = spec(*wanted)
     with pytest.raises(NotImplementedError) as error:
@@ -127,17 +131,17 @@ def test_nothing_fits(implementations, available, wanted, refusals):
         (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
     ],
 )
-def test_who_was_measured_to_be_faster_comes_first(monkeypatch, h, v, t, forward, back):
+def test_implementations_are_ordered_by_measured_speed(monkeypatch, h, v, t, forward, back):
     monkeypatch.setattr(Fake, "unusable_reason", lambda self, device: "", raising=False)
     found = [Fake("cudnn"), Fake("flash", IS_EXTRA=True), Fake("fa4", IS_EXTRA=True)]
     case = Case("call", b=2, t=t, s=t, n=8, k=8, h=h, v=v, dtype="bfloat16")
     call = spec_of(case.forward_options(), case.avals())
     options = case.backward_options()
     for x, names in ((call, forward), (call.backward(options), back)):
-        assert [y.NAME for y in preferences.in_order(found, x, CUDA)] == names
+        assert [y.NAME for y in faster_extras.faster_first(found, x, CUDA)] == names
 
 
-def test_names_are_those_of_the_implementations(implementations):
+def test_names_of_implementations_are_accepted(implementations):
     assert select.names() == ("cudnn", "flash", "fa4", "aiter", "xla")
     implementations(FAST, LAST)
     assert select.names() == ("fast", "last")
@@ -149,7 +153,7 @@ def test_names_are_those_of_the_implementations(implementations):
 
 @pytest.mark.parametrize("device", [CUDA, ROCM], ids=str)
 def test_fallback_warns_once_per_call_with_every_reason(implementations, device):
-    vendors = (replace(fake, PLATFORM=device.platform) for fake in (CANNOT, NEITHER))
+    vendors = (replace(fake, PLATFORM=device.platform) for fake in (REFUSES, REFUSES_TOO))
     implementations(*vendors, LAST)
     call = spec()
     with pytest.warns(AttentionFallbackWarning) as given:
@@ -160,37 +164,37 @@ def test_fallback_warns_once_per_call_with_every_reason(implementations, device)
     for part in ("falls back to last", str(call), str(device), "fast:", "slow:",
                  "too wide on", "too tall on", "too small on"):  # fmt: skip
         assert part in message
-    # Another call, or another device, is another warning.
+    # Another call or another device gets its own warning.
     with pytest.warns(AttentionFallbackWarning) as given:
         select.choose(spec(t=20), device)
         select.choose(call, parse("sm80" if device is CUDA else "gfx950"))
     assert len(given) == 2
 
 
-def test_no_warning_where_nothing_fell(implementations):
+def test_no_warning_without_a_fallback(implementations):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         implementations(FAST, SLOW, LAST)
         select.choose(spec(), CUDA)
-        implementations(CANNOT, SLOW, LAST)
-        select.choose(spec(), CPU)  # a CPU has no vendor's kernel to fall from
-        select.choose(spec("fast", "last"), CUDA)  # the caller has named the fallback
+        implementations(REFUSES, SLOW, LAST)
+        select.choose(spec(), CPU)  # a CPU has no vendor's kernel to fall back from
+        select.choose(spec("fast", "last"), CUDA)  # the caller named the fallback
         select.choose(spec("last"), CUDA)
 
 
-def test_the_other_vendors_implementation_is_not_missed(implementations, recwarn):
+def test_other_vendors_implementation_causes_no_warning(implementations, recwarn):
     implementations(Fake("other", ("never",), PLATFORM="rocm"), FAST, LAST)
     assert select.choose(spec(), CUDA).NAME == "fast"
     implementations(FAST, LAST)
     assert select.choose(spec(), ROCM).NAME == "last"
     assert not recwarn.list
-    with pytest.raises(NotImplementedError, match="never on sm90"):  # unless it was asked for
+    with pytest.raises(NotImplementedError, match="never on sm90"):  # unless the caller names it
         implementations(Fake("other", ("never",), PLATFORM="rocm"), LAST)
         select.choose(spec("other"), CUDA)
 
 
 def test_fallback_policies(implementations, monkeypatch):
-    implementations(CANNOT, LAST)
+    implementations(REFUSES, LAST)
     call = spec()
     with attn_dispatch.fallback("error"):
         expected = r"(?s)falls back to last.*too wide.*too tall"
@@ -205,14 +209,14 @@ def test_fallback_policies(implementations, monkeypatch):
         select.choose(call, CUDA)
 
 
-def test_fallback_policy_of_the_environment(implementations, monkeypatch):
-    implementations(CANNOT, LAST)
+def test_fallback_policy_from_the_environment(implementations, monkeypatch):
+    implementations(REFUSES, LAST)
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "error")
     with pytest.raises(NotImplementedError, match="falls back to last"):
         select.choose(spec(), CUDA)
-    with attn_dispatch.fallback("silent"):  # a block counts for more
+    with attn_dispatch.fallback("silent"):  # a block overrides the environment
         select.choose(spec(), CUDA)
-    with attn_dispatch.target("sm90"), pytest.raises(NotImplementedError):  # and keeps the rest
+    with attn_dispatch.target("sm90"), pytest.raises(NotImplementedError):  # "error" still holds
         select.choose(spec(), CUDA)
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
     assert select.choose(spec(), CUDA).NAME == "last"
@@ -227,8 +231,8 @@ def test_fallback_policy_of_the_environment(implementations, monkeypatch):
         pass
 
 
-def test_a_change_of_policy_misses_the_caches_of_jit(implementations):
-    implementations(CANNOT, LAST)
+def test_changed_policy_lowers_a_jitted_call_again(implementations):
+    implementations(REFUSES, LAST)
     q = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.float32)
     function = jax.jit(lambda q: dot_product_attention(q, q, q))
 
@@ -242,7 +246,7 @@ def test_a_change_of_policy_misses_the_caches_of_jit(implementations):
             lower()
 
 
-def test_real_reasons_are_all_given():
+def test_error_of_a_real_call_gives_every_reason():
     x = np.ones((2, 2, 1, 8), np.float32)
     ids = np.ones((2, 2), np.int32)
     with pytest.raises(NotImplementedError) as error:
@@ -262,44 +266,44 @@ def test_real_reasons_are_all_given():
 
 
 @pytest.mark.parametrize("is_jitted", [False, True])
-def test_one_warning_at_the_line_of_the_call_for_both_passes(implementations, is_jitted):
-    implementations(CANNOT, LAST)
+def test_both_passes_give_one_warning_at_the_line_of_the_call(implementations, is_jitted):
+    implementations(REFUSES, LAST)
     x = jnp.ones((1, 8, 1, 8), jnp.float32)
 
     def loss(x):
-        # The next line is the one.
+        # The next line is the call.
         return dot_product_attention(x, x, x).sum()
 
     grad = jax.grad(loss)
     with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
         jax.jit(jax.jit(grad) if is_jitted else grad).trace(x).lower(lowering_platforms=("cuda",))
-    (one,) = given
-    assert one.filename == __file__
+    (warned,) = given
+    assert warned.filename == __file__
     lines = Path(__file__).read_text().splitlines()
-    assert "dot_product_attention(x, x, x).sum()" in lines[one.lineno - 1]
-    assert "the next line" in lines[one.lineno - 2].lower()
-    message = str(one.message)
+    assert "dot_product_attention(x, x, x).sum()" in lines[warned.lineno - 1]
+    assert "the next line" in lines[warned.lineno - 2].lower()
+    message = str(warned.message)
     assert "falls back to last" in message and "and so does its backward pass" in message
     assert 'implementation="last" asks for it without a warning' in message
     assert message.count("too wide on sm90") == 1
 
 
-def test_a_derivative_falls_back_at_the_line_of_the_call(implementations):
+def test_warning_about_a_derivative_points_at_the_line_of_the_call(implementations):
     implementations(FAST, xla)
     x = jnp.ones((1, 8, 1, 8), jnp.float32)
 
     def attend(x):
         return dot_product_attention(x, x, x)  # the call
 
-    along = jax.jit(lambda x: jax.jvp(attend, (x,), (x,)))
+    tangent = jax.jit(lambda x: jax.jvp(attend, (x,), (x,)))
     with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
-        along.trace(x).lower(lowering_platforms=("cuda",))
-    (one,) = given
-    assert str(one.message).startswith("attention's forward-mode derivative falls back to")
-    assert Path(__file__).read_text().splitlines()[one.lineno - 1].endswith("# the call")
+        tangent.trace(x).lower(lowering_platforms=("cuda",))
+    (warned,) = given
+    assert str(warned.message).startswith("attention's forward-mode derivative falls back to")
+    assert Path(__file__).read_text().splitlines()[warned.lineno - 1].endswith("# the call")
 
 
-def test_a_backward_pass_with_reasons_of_its_own(implementations):
+def test_backward_pass_with_other_reasons_is_named(implementations):
     class OnlyForward(Fake):
         def not_supported_reasons(self, spec, device):
             return super().not_supported_reasons(spec, device) if spec.is_backward else ()
@@ -309,9 +313,9 @@ def test_a_backward_pass_with_reasons_of_its_own(implementations):
     grad = jax.jit(jax.grad(lambda x: dot_product_attention(x, x, x).sum()))
     with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
         grad.trace(x).lower(lowering_platforms=("cuda",))
-    (one,) = given
-    assert str(one.message).startswith("attention's backward pass falls back to last")
-    assert one.filename == __file__
+    (warned,) = given
+    assert str(warned.message).startswith("attention's backward pass falls back to last")
+    assert warned.filename == __file__
 
     class Both(Fake):
         def not_supported_reasons(self, spec, device):
@@ -324,14 +328,14 @@ def test_a_backward_pass_with_reasons_of_its_own(implementations):
     implementations(Both("fast"), LAST)
     with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
         jax.jit(grad).trace(x[:, :4]).lower(lowering_platforms=("cuda",))
-    (one,) = given
+    (warned,) = given
     assert re.search(
         r"(?s)falls back to last.*- no outputs\n  and so does its backward pass\n.*- no gradients",
-        str(one.message),
+        str(warned.message),
     )
 
 
-def test_remedies_are_in_the_warning():
+def test_fallback_warning_gives_remedies():
     x = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.float32)
     ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     call = jax.jit(lambda x, ids: dot_product_attention(x, x, x, query_segment_ids=ids))
@@ -341,6 +345,6 @@ def test_remedies_are_in_the_warning():
         pytest.warns(AttentionFallbackWarning) as given,
     ):
         call.trace(x, ids).lower(lowering_platforms=("cuda",))
-    (one,) = given
-    assert "remedy: cast query, key and value to bfloat16" in str(one.message)
-    assert "remedy: pass max_segments" in str(one.message)
+    (warned,) = given
+    assert "remedy: cast query, key and value to bfloat16" in str(warned.message)
+    assert "remedy: pass max_segments" in str(warned.message)

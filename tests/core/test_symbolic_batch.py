@@ -1,4 +1,4 @@
-"""An exported module may leave the batch open, and the lengths where XLA computes."""
+"""Exported modules can have a symbolic batch and, where XLA computes the call, lengths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gradient(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("function", [attend, gradient])
-def test_symbolic_batch(function: Any):
+def test_export_with_a_symbolic_batch(function: Any):
     (batch,) = jax.export.symbolic_shape("batch")
     shape = jax.ShapeDtypeStruct((batch, 6, 2, 8), jnp.float32)
     exported = jax.export.export(jax.jit(function))(shape, shape, shape)
@@ -59,23 +59,23 @@ def with_options(q: jax.Array, k: jax.Array, **options: Any) -> jax.Array:
     )
 
 
-def plainly(q: jax.Array, k: jax.Array) -> jax.Array:
+def plain(q: jax.Array, k: jax.Array) -> jax.Array:
     return dot_product_attention(q, k, k, is_causal=True)
 
 
 PROGRAMS: dict[str, Any] = {
-    "plain": plainly,
+    "plain": plain,
     "options": with_options,
     "gradient": jax.grad(lambda q, k: (with_options(q, k) ** 2).sum(), (0, 1)),
     "jvp of gradient": lambda q, k: jax.jvp(
-        jax.grad(lambda q, k: (plainly(q, k) ** 2).sum()), (q, k), (q, k)
+        jax.grad(lambda q, k: (plain(q, k) ** 2).sum()), (q, k), (q, k)
     ),
-    "vmap": jax.vmap(plainly),
+    "vmap": jax.vmap(plain),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_symbolic_lengths(name: str):
+def test_export_with_symbolic_lengths(name: str):
     function = PROGRAMS[name]
     t, s, b = jax.export.symbolic_shape("t, s, b")
     shapes = [jax.ShapeDtypeStruct((b, x, n, 8), jnp.float32) for x, n in ((t, 4), (s, 2))]
@@ -94,7 +94,7 @@ def test_symbolic_lengths(name: str):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
-def test_packed_sequences_need_lengths():
+def test_packed_sequences_with_symbolic_lengths_raise():
     (t,) = jax.export.symbolic_shape("t")
     x, cu = jax.ShapeDtypeStruct((t, 4, 8), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.int32)
     ids = jax.ShapeDtypeStruct((t,), jnp.int32)
@@ -112,7 +112,7 @@ def test_packed_sequences_need_lengths():
             jax.export.export(jax.jit(function))(x, second)
 
 
-def test_a_head_dim_has_to_be_known():
+def test_symbolic_head_dim_raises():
     (h,) = jax.export.symbolic_shape("h")
     x = jax.ShapeDtypeStruct((2, 5, 2, h), jnp.float32)
     with pytest.raises(ValueError, match="expected a head dim that is known, got the symbol h"):
@@ -120,7 +120,7 @@ def test_a_head_dim_has_to_be_known():
 
 
 @pytest.mark.parametrize(("platform", "device"), [("cuda", "sm90"), ("rocm", "gfx942")])
-def test_kernels_are_planned_for_known_shapes(platform: str, device: str):
+def test_kernels_refuse_symbolic_shapes(platform: str, device: str):
     (b,) = jax.export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((b, 64, 4, 64), jnp.bfloat16)
 

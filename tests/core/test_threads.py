@@ -1,4 +1,4 @@
-"""Threads that lower at the same time, from the first call of a process on."""
+"""Several threads lower calls at the same time, starting with the process's first call."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ print(stats["builds"])
 
 
 @needs_cudnn
-def test_the_same_and_different_calls_at_once():
-    """As one after the other, and each planned once, forward and backward."""
+def test_threads_lower_as_one_thread_does_and_plan_once():
+    """Each call lowers to the text of a single thread, and each of its passes is planned once."""
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True,
         env=os.environ | {"ATTN_DISPATCH_TARGET": "sm90"}, timeout=300,

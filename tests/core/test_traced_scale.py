@@ -1,4 +1,4 @@
-"""A scale that is an array: traced, or one number for each head."""
+"""The scale as an array: traced, or with one number for each head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def arrays(dtype: Any) -> tuple[jax.Array, ...]:
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("options", [{}, {"is_causal": True, "logits_soft_cap": 2.0}], ids=str)
-def test_traced_scale_is_the_static_one(number: float, options: dict[str, Any]):
+def test_traced_scale_gives_the_results_of_a_static_one(number: float, options: dict[str, Any]):
     call = partial(dot_product_attention, return_lse=True, **options)
     q, k, v = arrays(np.float32)
     got = jax.jit(lambda scale: call(q, k, v, scale=scale))(number)
@@ -39,7 +39,7 @@ def test_traced_scale_is_the_static_one(number: float, options: dict[str, Any]):
 
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)
 @pytest.mark.parametrize("is_ragged", [False, True])
-def test_one_number_for_each_head(shape: tuple[int, ...], is_ragged: bool):
+def test_scale_with_one_number_for_each_head(shape: tuple[int, ...], is_ragged: bool):
     scale = np.asarray(_rng.standard_normal(shape), np.float32)
     q, k, v = arrays(np.float32)
     if is_ragged:
@@ -52,28 +52,28 @@ def test_one_number_for_each_head(shape: tuple[int, ...], is_ragged: bool):
         call = dot_product_attention
     got = jax.jit(lambda scale: call(q, k, v, scale=scale))(scale)
     for n in range(4):
-        one = slice(n, n + 1), slice(n // 2, n // 2 + 1)
+        query_head, kv_head = slice(n, n + 1), slice(n // 2, n // 2 + 1)
         number = float(scale[n] if shape else scale)
-        expected = call(q[..., one[0], :], k[..., one[1], :], v[..., one[1], :], scale=number)
-        np.testing.assert_allclose(got[..., one[0], :], expected, rtol=1e-5, atol=1e-6)
-    if shape:  # nothing needs to be traced
+        expected = call(q[..., query_head, :], *(x[..., kv_head, :] for x in (k, v)), scale=number)
+        np.testing.assert_allclose(got[..., query_head, :], expected, rtol=1e-5, atol=1e-6)
+    if shape:  # the scale need not be traced
         np.testing.assert_allclose(call(q, k, v, scale=scale), got, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [np.float64(0.4), np.float64(0.0), np.array([0.4, -1, 0, 2])])
-def test_derivatives_are_those_of_the_numbers(scale: Any):
+def test_derivatives_by_the_scale_agree_with_finite_differences(scale: Any):
     with jax.enable_x64(True):
 
         def function(q, scale):
             out = dot_product_attention(q, K, V, scale=scale, return_lse=True, is_causal=True)
             return out
 
-        # A number by itself is static; as an array that is traced it is not.
+        # jit makes the number an argument, and so a traced array.
         check_grads(jax.jit(function), (Q, scale), order=2, modes=["fwd", "rev"], rtol=1e-5)
 
 
-def test_bfloat16_rounds_once():
-    """1/√H changes nothing; another scale costs what rounding the query costs."""
+def test_traced_scale_rounds_the_bfloat16_query_once():
+    """1/√H changes nothing; another scale adds at most the error of rounding the query."""
     q, k, v = arrays(jnp.bfloat16)
     call = jax.jit(lambda scale, *x: dot_product_attention(*x, scale=scale))
     default = dot_product_attention(q, k, v)
@@ -101,23 +101,23 @@ def test_dtypes_of_scale_and_of_its_gradient():
         assert dot_product_attention(q, k, v, scale=scale).dtype == jnp.bfloat16
 
 
-def test_vmap_and_scan_over_scales():
+def test_vmap_and_scan_over_scales_agree_with_single_calls():
     q, k, v = arrays(np.float32)
     scales = np.array(NUMBERS, np.float32)
     expected = jnp.stack([dot_product_attention(q, k, v, scale=float(s)) for s in scales])
 
-    def one(scale):
+    def call(scale):
         return dot_product_attention(q, k, v, scale=scale)
 
-    np.testing.assert_allclose(jax.vmap(one)(scales), expected, rtol=1e-5, atol=1e-6)
-    _, scanned = jax.lax.scan(lambda carry, s: (carry, one(s)), 0, scales)
+    np.testing.assert_allclose(jax.vmap(call)(scales), expected, rtol=1e-5, atol=1e-6)
+    _, scanned = jax.lax.scan(lambda carry, s: (carry, call(s)), 0, scales)
     np.testing.assert_allclose(scanned, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("name", "platform", "device"), [("cudnn", "cuda", "sm90"), ("aiter", "rocm", "gfx942")]
 )
-def test_kernels_run_it(name: str, platform: str, device: str):
+def test_kernels_run_calls_with_a_traced_scale(name: str, platform: str, device: str):
     q = jnp.zeros((2, 64, 4, 64), jnp.bfloat16)
 
     def loss(scale, q):
@@ -131,7 +131,7 @@ def test_kernels_run_it(name: str, platform: str, device: str):
     assert text.count(f"@attn_dispatch_{name}_backward(") == 1
 
 
-def test_no_rank_is_promoted():
+def test_array_scale_promotes_no_rank():
     operands = arrays(np.float32)
     with jax.numpy_rank_promotion("raise"):
         for scale in (np.float32(0.3), np.full(4, 0.3, np.float32)):
@@ -139,7 +139,7 @@ def test_no_rank_is_promoted():
             assert gradient(scale).shape == scale.shape
 
 
-def test_explain_takes_its_shape():
+def test_explain_accepts_a_scale_without_values():
     x = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)
     scale = jax.ShapeDtypeStruct((4,), jnp.float32)
     assert explain(x, x, x, scale=scale, target="gfx942").chosen_forward == "aiter"
@@ -154,7 +154,7 @@ def test_explain_takes_its_shape():
     ],
     ids=str,
 )
-def test_wrong_scales(scale: Any, message: str):
+def test_wrong_scales_raise(scale: Any, message: str):
     with pytest.raises(ValueError, match=message):
         dot_product_attention(*arrays(np.float32), scale=scale)
     with pytest.raises(ValueError, match="query: expected at least 3 dims"):

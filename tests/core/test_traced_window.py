@@ -1,4 +1,4 @@
-"""Windows and lengths that are traced: of layers in a scan, of mapped calls; and where they run."""
+"""Traced windows and lengths: under jit, scan and vmap, and the kernels that run them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention, dropout_mask, explain, rewrites
-from attn_dispatch.core.select import Verdict
+from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.reason import rules_of
 from tests.support.backend import needs_cudnn
 
@@ -22,7 +22,7 @@ def attend(x: Any, window: Any, **more: Any) -> jax.Array:
     return dot_product_attention(x, x, x, local_window_size=window, **more)
 
 
-def static(window: Any, **more: Any) -> np.ndarray:
+def static_result(window: Any, **more: Any) -> np.ndarray:
     return np.asarray(attend(X, window, **more))
 
 
@@ -37,17 +37,17 @@ SIDES = {
 
 @pytest.mark.parametrize("alignment", ["top_left", "bottom_right"])
 @pytest.mark.parametrize("side", SIDES)
-def test_under_jit(side: str, alignment: Any):
+def test_traced_window_gives_the_results_of_a_static_one(side: str, alignment: Any):
     pair = SIDES[side]
     call = jax.jit(lambda w: attend(X, pair(w), causal_alignment=alignment))
     for window in WINDOWS.tolist():
-        expected = static(pair(window), causal_alignment=alignment)
+        expected = static_result(pair(window), causal_alignment=alignment)
         np.testing.assert_allclose(call(window), expected, atol=1e-6)
     assert np.isnan(call(-1)).all()
     assert call._cache_size() == 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_of_the_layers_in_a_scan():
+def test_windows_of_layers_in_a_scan():
     def layer(x, window):
         x = x + attend(x, (window, 0), is_causal=True)
         return x, x.sum()
@@ -55,7 +55,7 @@ def test_of_the_layers_in_a_scan():
     def loss(x, windows):
         return jax.lax.scan(layer, x, windows)[1].sum()
 
-    def by_hand(x):
+    def looped(x):
         total = 0.0
         for window in WINDOWS.tolist():
             x = x + attend(x, (window, 0), is_causal=True)
@@ -63,7 +63,7 @@ def test_of_the_layers_in_a_scan():
         return total
 
     got = jax.jit(jax.value_and_grad(loss))(X, jnp.asarray(WINDOWS))
-    for x, y in zip(got, jax.value_and_grad(by_hand)(X), strict=True):
+    for x, y in zip(got, jax.value_and_grad(looped)(X), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-4)
 
 
@@ -76,12 +76,12 @@ def test_lengths_of_the_layers_in_a_scan():
 
     _, got = jax.jit(lambda x: jax.lax.scan(layer, x, lengths))(X)
     x = jnp.asarray(X)
-    for one, length in zip(got, lengths, strict=True):
+    for layer_out, length in zip(got, lengths, strict=True):
         x, expected = layer(x, length)
-        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(layer_out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_mapped_calls_have_windows_of_their_own():
+def test_each_mapped_call_has_its_own_window():
     calls = np.stack([X, 2 * X, X - 1, X])
     call = jax.vmap(lambda x, w: attend(x, (w, 1)), (0, 0))
     for run in (call, jax.jit(call)):
@@ -90,23 +90,23 @@ def test_mapped_calls_have_windows_of_their_own():
             np.testing.assert_allclose(got[i], attend(calls[i], (window, 1)), atol=1e-6)
         assert np.isnan(got[2]).all()
     one_array = jax.vmap(lambda w: attend(X, w))(jnp.array([1, 4]))
-    np.testing.assert_allclose(one_array[1], static(4), atol=1e-6)
+    np.testing.assert_allclose(one_array[1], static_result(4), atol=1e-6)
 
 
-def test_with_everything_else():
+def test_traced_window_with_other_options():
     ids = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 0]] * 2)
     more: dict[str, Any] = {
         "query_segment_ids": ids, "alibi_slopes": np.array([0.5, 0.1], np.float32),
         "dropout_rate": 0.3, "dropout_key": jax.random.key(0), "causal_alignment": "bottom_right",
     }  # fmt: skip
     got = jax.jit(lambda w: attend(X, (w, 1), **more))(2)
-    np.testing.assert_allclose(got, static((2, 1), **more), atol=1e-6)
+    np.testing.assert_allclose(got, static_result((2, 1), **more), atol=1e-6)
     keep = jax.jit(lambda w: dropout_mask(X, X, X, local_window_size=w, **more))(2)
     assert keep.shape == (2, 2, 9, 9)
 
 
-def test_what_is_known_stays_static():
-    """Numbers, NumPy's too, and arrays that are not traced: kernels run those."""
+def test_window_with_known_values_stays_static():
+    """NumPy numbers and untraced arrays become static, so that kernels run them as windows."""
     x = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
     for window in (np.int64(5), np.array(5), jnp.array(5)):
         spec = explain(x, x, x, local_window_size=(window, None), target="sm90").call
@@ -116,19 +116,19 @@ def test_what_is_known_stays_static():
 @pytest.mark.parametrize(
     ("target", "name"), [pytest.param("sm90", "cudnn", marks=needs_cudnn), ("gfx942", "aiter")]
 )
-def test_kernels_take_it_as_a_mask_and_say_so(target: str, name: str):
+def test_kernels_run_a_traced_window_as_a_mask_and_explain_it(target: str, name: str):
     x = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
     window = jax.ShapeDtypeStruct((), jnp.int32)
 
     def verdict(*, rewritten: bool) -> Verdict:
-        said: list[Any] = []
+        explanations: list[Any] = []
 
         def call(x, window):
-            said.append(explain(x, x, x, local_window_size=(window, None), target=target))
+            explanations.append(explain(x, x, x, local_window_size=(window, None), target=target))
 
         with rewrites(rewritten):
             jax.eval_shape(call, x, window)
-        (found,) = (v for v in said[0].forward if v.implementation == name)
+        (found,) = (v for v in explanations[0].forward if v.implementation == name)
         return found
 
     refused, runs = verdict(rewritten=False), verdict(rewritten=True)
@@ -137,7 +137,7 @@ def test_kernels_take_it_as_a_mask_and_say_so(target: str, name: str):
     assert runs.is_eligible and "causality and window: as a mask" in runs.rewrites
 
 
-def test_switch_over_static_windows_as_the_docs_have_it():
+def test_switch_over_static_windows_as_in_the_docs():
     windows = (1, 4, None)
 
     def layer(x, kind):
@@ -153,6 +153,6 @@ def test_switch_over_static_windows_as_the_docs_have_it():
 
 
 @pytest.mark.parametrize("wrong", [jnp.zeros(2, jnp.int32), jnp.float32(1), jnp.bool_(True)])
-def test_arrays_that_are_no_window(wrong: jax.Array):
+def test_wrong_window_arrays_raise(wrong: jax.Array):
     with pytest.raises(ValueError, match=r"also int arrays \[\]"):
         jax.jit(lambda w: attend(X, (w, None)))(wrong)

@@ -1,4 +1,4 @@
-"""The public call under JAX's other transformations."""
+"""The public call under jit, grad, checkpoint, scan and other transformations of JAX."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def gradients() -> Any:
     return jax.grad(loss, ALL)(Q, K, V, BIAS, SINKS)
 
 
-def test_gradients_are_those_of_the_numbers():
+def test_gradients_agree_with_finite_differences():
     check_grads(loss, (Q, K, V, BIAS, SINKS), order=1, modes=["rev"], rtol=2e-2, eps=1e-2)
 
 
-def test_jit_is_the_eager_call(gradients):
+def test_jit_gives_the_eager_results(gradients):
     assert_close(jax.jit(attention)(Q, K, V), attention(Q, K, V))
     assert_close(jax.jit(jax.grad(loss, ALL))(Q, K, V, BIAS, SINKS), gradients)
     assert_close(jax.grad(jax.jit(loss), ALL)(Q, K, V, BIAS, SINKS), gradients)
@@ -54,7 +54,7 @@ def test_jit_is_the_eager_call(gradients):
 
 @pytest.mark.parametrize("names", [(0,), (1,), (2,), (3,), (4,), (0, 2), (1, 3, 4)], ids=str)
 def test_gradients_of_some_operands(names: tuple[int, ...], gradients):
-    """Nothing is computed that nobody wants: the backward call names what is differentiated."""
+    """The backward call names the differentiated operands and computes no other gradients."""
     some = jax.grad(loss, names)
     assert_close(some(Q, K, V, BIAS, SINKS), tuple(gradients[i] for i in names))
     jaxpr = str(jax.make_jaxpr(some)(Q, K, V, BIAS, SINKS))
@@ -64,12 +64,12 @@ def test_gradients_of_some_operands(names: tuple[int, ...], gradients):
     assert jaxpr.count("attn_bwd[") == 1 and jaxpr.count("attn_fwd[") == 1
 
 
-def test_no_gradient_no_backward_pass():
+def test_no_backward_pass_without_a_gradient():
     jaxpr = str(jax.make_jaxpr(jax.grad(lambda x: x * loss(Q, K, V)))(1.0))
     assert "attn_bwd" not in jaxpr and "attn_fwd" in jaxpr
 
 
-def test_inference_leaves_lse_out():
+def test_inference_computes_no_lse():
     assert "needs_lse=False" in str(jax.make_jaxpr(attention)(Q, K, V))
     assert "needs_lse=True" in str(jax.make_jaxpr(jax.grad(loss))(Q, K, V))
 
@@ -78,7 +78,7 @@ def test_lse_is_differentiable_and_residual_is_not():
     def lse_of(q, k):
         return attention(q, k, V, return_lse=True)[1].sum()
 
-    def plain(q, k):  # in the long way, query heads 0 and 1 on key head 0
+    def plain(q, k):  # by definition; query heads 0 and 1 use key head 0
         score = jnp.einsum("btnh,bsnh->bnts", q, jnp.repeat(k, 2, axis=2)) / np.sqrt(8)
         score = jnp.where(np.tril(np.ones((5, 6), bool)), score, -jnp.inf)
         return jax.nn.logsumexp(score, axis=-1).sum()
@@ -102,18 +102,18 @@ def test_value_and_grad_of_out_and_lse_together():
     (value, (out, lse)), got = jax.value_and_grad(both, (0, 1, 2), has_aux=True)(Q, K, V)
     assert_close((out, lse), attention(Q, K, V, return_lse=True))
     assert_close(value, (out * OUT_GRAD).sum() + (lse**2).sum())
-    # The gradient is linear in what comes back.
+    # The gradient is linear in the cotangents of out and lse.
     of_out = jax.grad(lambda *x: (attention(*x) * OUT_GRAD).sum(), (0, 1, 2))(Q, K, V)
     of_lse = jax.grad(lambda *x: (attention(*x, return_lse=True)[1] ** 2).sum(), (0, 1, 2))(Q, K, V)
     assert_close(got, tuple(x + y for x, y in zip(of_out, of_lse, strict=True)))
     assert not np.any(of_lse[2]) and np.any(of_lse[0])
 
 
-def test_checkpoint(gradients):
-    again = jax.grad(jax.checkpoint(loss), ALL)
-    assert_close(again(Q, K, V, BIAS, SINKS), gradients)
-    # The forward pass is there to be computed again, instead of its results being kept.
-    assert str(jax.make_jaxpr(again)(Q, K, V, BIAS, SINKS)).count("attn_fwd[") == 2
+def test_checkpoint_computes_the_forward_pass_again(gradients):
+    recomputed = jax.grad(jax.checkpoint(loss), ALL)
+    assert_close(recomputed(Q, K, V, BIAS, SINKS), gradients)
+    # The gradient computes the forward pass a second time instead of saving its results.
+    assert str(jax.make_jaxpr(recomputed)(Q, K, V, BIAS, SINKS)).count("attn_fwd[") == 2
 
 
 def test_checkpoint_and_scan_with_dropout_draw_the_same_mask_twice():
@@ -135,8 +135,8 @@ def test_checkpoint_and_scan_with_dropout_draw_the_same_mask_twice():
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_scan():
-    """Layers whose attention is one call in a scan, differentiated through."""
+def test_scan_over_layers_has_the_gradients_of_a_loop():
+    """One call in a scan serves all layers, and the scan is differentiated."""
     weights = _rng.standard_normal((3, 8, 8)).astype(np.float32) / 4
 
     def layer(x, w):
@@ -157,7 +157,7 @@ def test_scan():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_eval_shape():
+def test_eval_shape_of_calls_too_large_to_run():
     q = jax.ShapeDtypeStruct((3, 2, 100_000, 32, 64), jnp.bfloat16)
     kv = jax.ShapeDtypeStruct((3, 2, 200_000, 4, 64), jnp.bfloat16)
     out, lse = jax.eval_shape(partial(attention, return_lse=True), q, kv, kv)
@@ -169,7 +169,7 @@ def test_eval_shape():
     assert [(x.shape, x.dtype) for x in grads] == [(x.shape, x.dtype) for x in (q, kv, kv)]
 
 
-def test_donated_arrays():
+def test_donated_query_is_deleted():
     x = _rng.standard_normal((2, 5, 4, 8)).astype(np.float32)
     expected = np.asarray(attention(x, x, x))
     donated = jnp.asarray(x)
@@ -178,7 +178,7 @@ def test_donated_arrays():
     assert donated.is_deleted()
 
 
-def test_linearize_and_vjp_twice(gradients):
+def test_vjp_function_can_be_called_twice(gradients):
     _, pull = jax.vjp(lambda *x: attention(*x[:3], x[3], sinks=x[4]), Q, K, V, BIAS, SINKS)
     assert_close(pull(OUT_GRAD), gradients)
     assert_close(pull(2 * OUT_GRAD), tuple(2 * x for x in gradients))
@@ -194,7 +194,7 @@ def test_equal_calls_share_one_compilation(monkeypatch):
     assert len(lowered) == 1
 
 
-def test_float64():
+def test_float64_results_and_gradients():
     with jax.enable_x64(True):
         q, k, v = (np.asarray(x, np.float64) for x in (Q, K, V))
         out, lse = attention(q, k, v, return_lse=True)
@@ -210,27 +210,27 @@ def test_float64():
         check_grads(lambda *x: attention(*x), (q, k, v), order=1, modes=["rev"], rtol=1e-6)
         gradients = jax.grad(lambda *x: attention(*x).sum(), (0, 1, 2))(q, k, v)
         assert {x.dtype.name for x in gradients} == {"float64"}
-        # Other dtypes are what they are without x64.
+        # Other dtypes give the same result dtypes as without x64.
         out, lse = attention(Q, K, V, return_lse=True)
         assert (out.dtype, lse.dtype) == ("float32", "float32")
 
 
-def test_lengths_of_64_bits_are_seen_whole():
-    """Not cut to 32 bits, of which 2^32 + 1 would leave 1, and be right."""
+def test_64_bit_lengths_are_not_truncated():
+    """Truncated to 32 bits, 2^32 + 1 would be the valid length 1."""
     with jax.enable_x64(True):
 
         @jax.jit
         def call(lengths):
             return attention(Q, K, V, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
 
-        for far in (np.array([2**32 + 1, 2]), np.array([2**63 + 2, 2], np.uint64)):
-            assert np.isnan(call(far)[0]).all()
-            np.testing.assert_array_equal(call(far)[1], call(np.array([5, 2]))[1])
+        for large in (np.array([2**32 + 1, 2]), np.array([2**63 + 2, 2], np.uint64)):
+            assert np.isnan(call(large)[0]).all()
+            np.testing.assert_array_equal(call(large)[1], call(np.array([5, 2]))[1])
 
 
 @pytest.mark.parametrize("options", [{}, {"local_window_size": 1}, {"sinks": SINKS}], ids=str)
-def test_nan_in_a_bias_comes_out(options: dict[str, Any]):
-    """A row whose biases are NaN is no row that attends nothing."""
+def test_nan_in_a_bias_reaches_the_results(options: dict[str, Any]):
+    """A row whose biases are NaN does not count as a row without keys, which would give 0."""
     bias = BIAS.copy()
     bias[1, 2] = np.nan
     out, lse = attention(Q, K, V, bias, return_lse=True, **options)
@@ -242,7 +242,7 @@ def test_nan_in_a_bias_comes_out(options: dict[str, Any]):
 
 
 def test_vmap_with_several_batch_dims():
-    shapes = [(2, 3, *x.shape) for x in (Q, K, V)]  # mapped, and then three batch dims
+    shapes = [(2, 3, *x.shape) for x in (Q, K, V)]  # one mapped dim and two batch dims
     q, k, v = (_rng.standard_normal(shape).astype(np.float32) for shape in shapes)
 
     def call(q, k, v):

@@ -32,7 +32,7 @@ DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks", "alibi_slopes")
 
 
 def varied(name: str, size: int = SIZE) -> np.ndarray:
-    """The operand `size` times along a new first axis, no two alike."""
+    """`size` different versions of the operand along a new first axis."""
     x = CALL[name]
     if name.endswith("lengths"):
         return np.stack([np.roll(x, i) for i in range(size)])
@@ -57,7 +57,7 @@ LSE_GRAD = _rng.standard_normal((2, 5, 4)).astype(np.float32)
 
 
 def check(stacked: dict[str, np.ndarray], shared: dict[str, np.ndarray], axes=None, size=SIZE):
-    """Results and all gradients, those of shared operands summed by the caller's own sum."""
+    """Results and gradients of vmap equal those of single calls, shared operands included."""
     axes = axes or {}
     float_names = [x for x in DIFFERENTIABLE if x in stacked or x in shared]
     moved = {name: np.moveaxis(x, 0, axes.get(name, 0)) for name, x in stacked.items()}
@@ -76,23 +76,23 @@ def check(stacked: dict[str, np.ndarray], shared: dict[str, np.ndarray], axes=No
 
 
 @pytest.mark.parametrize("name", CALL)
-def test_one_operand_mapped(name: str):
+def test_vmap_over_one_operand(name: str):
     check({name: varied(name)}, {x: y for x, y in CALL.items() if x != name})
 
 
 @pytest.mark.parametrize("name", CALL)
-def test_one_operand_shared(name: str):
+def test_vmap_over_all_operands_but_one(name: str):
     check({x: varied(x) for x in CALL if x != name}, {name: CALL[name]})
 
 
-def test_other_axes():
+def test_vmap_over_other_axes():
     axes = {"query": 2, "key": -1, "value": 1, "bias": 4, "mask": 3, "sinks": 2,
             "query_seq_lengths": 1, "key_value_segment_ids": -1}  # fmt: skip
     check({x: varied(x) for x in CALL}, {}, axes)
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "shared"])
-def test_operands_that_all_rows_share(mapped: bool):
+def test_vmap_of_operands_shared_by_all_rows(mapped: bool):
     """A bias of batch 1, or slopes and sinks of one row, against a query of two rows."""
     names = ("query", "key", "value")
     small = {"bias": CALL["bias"][:1, :, :1], "sinks": CALL["sinks"][0],
@@ -107,7 +107,7 @@ def test_operands_that_all_rows_share(mapped: bool):
     check(several, {name: CALL[name] for name in names})
 
 
-def test_gradient_of_what_is_shared_outside_of_vmap():
+def test_gradient_of_an_operand_shared_by_mapped_calls_is_a_sum():
     """The gradient of a shared bias is the sum over the mapped calls."""
     q, k, v = (varied(name) for name in ("query", "key", "value"))
     shared = {"bias": CALL["bias"][:1], "sinks": CALL["sinks"][0],
@@ -131,7 +131,7 @@ def test_vmap_of_vmap_and_of_unbatched_calls():
         expected = attention(**{name: x[i] for name, x in nested.items()})
         for x, y in zip(got, expected, strict=True):
             np.testing.assert_allclose(x[i], y, rtol=2e-5, atol=2e-6)
-    # The batch axis itself, mapped away.
+    # vmap over the batch axis itself.
     got = jax.vmap(lambda x: attention(**x))(CALL)
     for x, y in zip(got, attention(**CALL), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
@@ -139,8 +139,8 @@ def test_vmap_of_vmap_and_of_unbatched_calls():
 
 @pytest.mark.parametrize("mapped", ["key", "call", "both"])
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_dropout(mapped: str, impl: str):
-    """Each mapped call drops what it would drop alone: exactly the same zeros."""
+def test_vmap_of_dropout_draws_the_masks_of_single_calls(mapped: str, impl: str):
+    """Each mapped call drops the entries that it would drop alone: the same zeros."""
     stacked = {x: varied(x) for x in ("query", "key", "value")}
     stacked["value"] = np.abs(stacked["value"]) + 1
     keys = jax.random.split(jax.random.key(3, impl=impl), SIZE)
@@ -170,8 +170,8 @@ def test_dropout(mapped: str, impl: str):
         assert np.array_equal(out[0] == 0, out[1] == 0)
 
 
-def test_maxima_and_dropout_masks():
-    """Results beside out and lse, of mapped calls and of shared segment ids."""
+def test_vmap_of_row_maxima_and_dropout_masks():
+    """Further results of mapped calls, with mapped and with shared segment ids."""
     stacked = {x: varied(x) for x in ("query", "key", "value")}
     ids = {x: CALL[x] for x in ("query_segment_ids", "key_value_segment_ids")}
     keys = jax.random.split(jax.random.key(3), SIZE)
@@ -189,16 +189,16 @@ def test_maxima_and_dropout_masks():
         )
         got = jax.vmap(both, in_axes=axes)(*given)
         for i in range(SIZE):
-            alone = both(*(_one(x, i, axis) for x, axis in zip(given, axes, strict=True)))
+            alone = both(*(_at_index(x, i, axis) for x, axis in zip(given, axes, strict=True)))
             for x, y in zip(got, alone, strict=True):
                 np.testing.assert_allclose(x[i], y, rtol=2e-5, atol=2e-6)
 
 
-def _one(stacked: Any, i: int, axis: int | None) -> Any:
+def _at_index(stacked: Any, i: int, axis: int | None) -> Any:
     return stacked if axis is None else jax.tree.map(lambda x: x[i], stacked)
 
 
-def test_gradients_of_calls_with_max_segments():
+def test_vmap_of_gradients_with_max_segments():
     names = ("query", "key", "value")
     ids = {x: varied(x) for x in ("query_segment_ids", "key_value_segment_ids")}
 

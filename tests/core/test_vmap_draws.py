@@ -26,21 +26,21 @@ Arrays = dict[str, Any]
 @dataclass(frozen=True)
 class Draw:
     sizes: tuple[int, ...]
-    """Of the mapped axes, the outermost first."""
+    """Sizes of the mapped axes, the outermost first."""
     axes: dict[str, tuple[int | None, ...]]
-    """Of each operand, for each vmap."""
+    """The mapped axis of each operand for each vmap; None if it is shared."""
     arrays: Arrays
     options: dict[str, Any]
 
     def part(self, name: str, x: Any, index: tuple[int, ...]) -> Any:
-        """Of an operand, or of an array like it, what the call at this index has: a view."""
+        """A view of the part of x, an array like operand `name`, that the call at `index` uses."""
         for axis, i in zip(self.axes[name], index, strict=True):
             if axis is not None:
                 x = (np if isinstance(x, np.ndarray) else jnp).moveaxis(x, axis, 0)[i]
         return x
 
     def mapped(self, function: Any) -> Any:
-        """The function of operands by name, under all the vmaps."""
+        """`function`, which takes operands by name, under all the vmaps."""
         for level in reversed(range(len(self.sizes))):
             function = jax.vmap(function, ({x: axes[level] for x, axes in self.axes.items()},))
         return function
@@ -54,11 +54,11 @@ class Draw:
         return jnp.concatenate(weighted).sum(), (out, lse)
 
     def gradients(self, operands: Arrays) -> Any:
-        """Those of one call, and its results."""
+        """The gradients of one call, and its results."""
         return jax.grad(self.loss, has_aux=True)(*_split(operands))
 
     def gradients_of_all(self, operands: Arrays) -> Arrays:
-        """Those of the sum over all mapped calls."""
+        """The gradients of the sum over all mapped calls."""
 
         def total(floats: Arrays, rest: Arrays) -> jax.Array:
             return self.mapped(lambda x: self.loss(*_split(x))[0])(floats | rest).sum()
@@ -87,20 +87,20 @@ def drawn(seed: int) -> Draw:
         "query_seq_lengths": batch, "key_value_seq_lengths": batch,
         "query_segment_ids": (*batch, T), "key_value_segment_ids": (*batch, S), "dropout_key": (),
     }  # fmt: skip
-    wanted = [x for x in shapes if x in ("query", "key", "value") or rng.random() < 0.4]
-    if "query_segment_ids" in wanted or "key_value_segment_ids" in wanted:
-        wanted = list(dict.fromkeys([*wanted, "query_segment_ids", "key_value_segment_ids"]))
-    axes: dict[str, list[int | None]] = {name: [] for name in wanted}
-    shapes = {name: shapes[name] for name in wanted}
+    names = [x for x in shapes if x in ("query", "key", "value") or rng.random() < 0.4]
+    if "query_segment_ids" in names or "key_value_segment_ids" in names:
+        names = list(dict.fromkeys([*names, "query_segment_ids", "key_value_segment_ids"]))
+    axes: dict[str, list[int | None]] = {name: [] for name in names}
+    shapes = {name: shapes[name] for name in names}
     for size in reversed(sizes):
-        mapped = [x for x in wanted if rng.random() < 0.5] or [wanted[rng.integers(len(wanted))]]
+        mapped = [x for x in names if rng.random() < 0.5] or [names[rng.integers(len(names))]]
         for name, shape in shapes.items():
             axis = int(rng.integers(len(shape) + 1)) if name in mapped else None
             axes[name].insert(0, axis)
             if axis is not None:
                 shapes[name] = (*shape[:axis], size, *shape[axis:])
     options: dict[str, Any] = {"is_causal": bool(rng.random() < 0.5)}
-    if "dropout_key" in wanted:
+    if "dropout_key" in names:
         options["dropout_rate"] = 0.4
     arrays = {name: _array(rng, name, shape) for name, shape in shapes.items()}
     return Draw(sizes, {x: tuple(y) for x, y in axes.items()}, arrays, options)
@@ -123,23 +123,23 @@ def _array(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(DRAWS))
-def test_draw(seed: int):
+def test_drawn_vmaps_agree_with_a_loop(seed: int):
     draw = drawn(seed)
     got_gradients, got = jit(draw.mapped(draw.gradients))(draw.arrays)
-    of_all = jit(draw.gradients_of_all)(draw.arrays)
-    expected_of_all = {name: np.zeros(x.shape, np.float64) for name, x in of_all.items()}
-    one = jit(draw.gradients)
+    total = jit(draw.gradients_of_all)(draw.arrays)
+    expected_total = {name: np.zeros(x.shape, np.float64) for name, x in total.items()}
+    single = jit(draw.gradients)
     for index in np.ndindex(*draw.sizes):
-        gradients, results = one({x: draw.part(x, y, index) for x, y in draw.arrays.items()})
+        gradients, results = single({x: draw.part(x, y, index) for x, y in draw.arrays.items()})
         for name, x in gradients.items():
             _assert_close(got_gradients[name][index], x, name)
-            view = draw.part(name, expected_of_all[name], index)
-            view += np.asarray(x)  # JAX would rebind it
+            view = draw.part(name, expected_total[name], index)
+            view += np.asarray(x)  # in place; += of a JAX array would only rebind the name
         for x, y in zip(got, results, strict=True):
             _assert_close(x[index], y, "results")
-    for name, x in expected_of_all.items():
-        _assert_close(of_all[name], x, f"{name}, of all")
+    for name, x in expected_total.items():
+        _assert_close(total[name], x, f"{name}, in total")
 
 
-def _assert_close(got: Any, expected: Any, what: str) -> None:
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5, err_msg=what)
+def _assert_close(got: Any, expected: Any, name: str) -> None:
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5, err_msg=name)

@@ -1,6 +1,6 @@
-"""The arrays of cuDNN's custom calls, in every variant of a call, with NumPy in cuDNN's place.
+"""The arrays of cuDNN's custom calls, for every variant of a call, with NumPy as cuDNN.
 
-A GPU runs the first variant that cuDNN plans there; here each of them must give the results.
+A GPU runs the first variant that cuDNN plans; here every variant must give the right results.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import keep_mask, names_of, run
-from tests.support.in_place_of_kernels import rules
+from tests.support.kernel_stand_ins import rules
 from tests.support.option_parts import with_facts
 from tests.support.small_cases import SMALL
 
-AS_THEY_ARE = [case for case in SMALL if not rules(spec_of(case.forward_options(), case.avals()))]
-ORDERS = ("q kv", "q", "kv")
-IN_ORDERS = [
-    replace(case, heads_first=ORDERS[i % len(ORDERS)]) for i, case in enumerate(AS_THEY_ARE)
+ROWS_FIRST = [case for case in SMALL if not rules(spec_of(case.forward_options(), case.avals()))]
+LAYOUTS = ("q kv", "q", "kv")
+OTHER_LAYOUTS = [
+    replace(case, heads_first=LAYOUTS[i % len(LAYOUTS)]) for i, case in enumerate(ROWS_FIRST)
 ]
-RUN = [*AS_THEY_ARE, *IN_ORDERS]
+ALL_CASES = [*ROWS_FIRST, *OTHER_LAYOUTS]
 
 
-def name(case: Case) -> str:
+def case_id(case: Case) -> str:
     return " ".join([case.name, case.heads_first]).strip()
 
 
@@ -39,8 +39,8 @@ def shapes_of(arrays: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: x.shape for name, x in arrays.items()}
 
 
-@pytest.mark.parametrize("case", RUN, ids=name)
-def test_every_variant_gives_the_results(case: Case):
+@pytest.mark.parametrize("case", ALL_CASES, ids=case_id)
+def test_every_variant_gives_the_reference_results(case: Case):
     operands, drops = case.operands(), case.dropout > 0
     spec = spec_of(case.forward_options(needs_keep=drops), operands)
     assert not rules(spec)
@@ -55,9 +55,9 @@ def test_every_variant_gives_the_results(case: Case):
         check(spec, results, reference(spec.options, operands, keep))
 
 
-@pytest.mark.parametrize("case", RUN, ids=name)
-def test_every_variant_gives_the_gradients(case: Case):
-    """All but those that are refused: of ALiBi's slopes, and of a bias alike for all keys."""
+@pytest.mark.parametrize("case", ALL_CASES, ids=case_id)
+def test_every_variant_gives_the_reference_gradients(case: Case):
+    """cuDNN refuses the gradients of ALiBi's slopes and of a bias that is the same for all keys."""
     operands, options = case.operands() | case.cotangents(), case.backward_options()
     residuals = reference(case.forward_options(), case.operands())
     operands |= {name: residuals[name].astype(np.float32) for name in ("out", "lse")}
@@ -73,7 +73,7 @@ def test_every_variant_gives_the_gradients(case: Case):
         if case.dropout:
             mask = keep_mask(call, np.asarray(custom[names_of(call).index("seed")]))
             keep = np.ones((case.b, case.n, case.t, case.s), bool)
-            rows = min(case.t, mask.shape[2])  # those cut off attend nothing
+            rows = min(case.t, mask.shape[2])  # rows that are cut off have no keys
             keep[:, :, case.t - rows :] = mask[:, :, :rows]
             dropped = reference(case.forward_options(), case.operands(), keep)
             arrays = poisoned(spec, operands | {"out": dropped["out"].astype(np.float32)})

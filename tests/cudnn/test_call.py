@@ -1,4 +1,4 @@
-"""Specs in cuDNN's terms."""
+"""Specs as cuDNN's calls: variants, bands, padding and the rules that refuse a call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from attn_dispatch.cudnn.call import (
     Band,
     CudnnCall,
     band_of,
-    leading_padding_rows,
-    score_rules_of,
     variants_of,
 )
+from attn_dispatch.cudnn.score_nodes import score_rules_of
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.common_rules import DTYPE
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.real_rows import leading_padding_rows
+from attn_dispatch.semantics.wider_arrays import round_up
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import allowed_pairs, relative_positions
@@ -42,13 +42,13 @@ def spec(**facts: Any) -> AttentionSpec:
     return forward_spec(case("call", **facts))
 
 
-def test_attributes_are_those_of_the_library():
+def test_attributes_match_spec_h():
     text = SPEC_H.read_text()
     names = re.findall(r"FIELD\(\w+, (\w+)\)", text[text.index("FIELD(bool") :])
     assert names[: len(fields(CudnnCall))] == [field.name for field in fields(CudnnCall)]
 
 
-def test_variants():
+def test_variants_of_a_dense_call():
     plain, padded, packed = variants_of(spec())
     assert (plain.has_lengths, plain.is_packed) == (False, False)
     assert (padded.has_lengths, padded.is_packed) == (True, False)
@@ -56,19 +56,19 @@ def test_variants():
     assert packed.packed_rows_q == packed.batch * packed.seq_len_q
 
 
-def test_lengths_go_packed_first():
+def test_call_with_lengths_is_packed_first():
     packed, padded = variants_of(spec(q_lengths=(1, 0.5), kv_lengths=(0.5, 1)))
     assert packed.is_packed and not padded.is_packed and padded.has_lengths
     assert packed.clears_rows and padded.clears_rows
 
 
-def test_segments_count_as_sequences():
+def test_segments_become_sequences():
     ids = Packed((((1, 0.5), (2, 0.25)), ((1, 0.25),)))
     (call,) = variants_of(spec(packed=ids, max_segments=5))
     assert (call.batch, call.packed_rows_q, call.seq_len_q) == (2 * 5, 2 * 256, 256)
 
 
-def test_one_query_is_never_declared_packed():
+def test_packed_call_has_at_least_two_queries():
     *_, packed = variants_of(spec(t=1))
     assert (packed.seq_len_q, packed.packed_rows_q) == (2, 2)
 
@@ -85,12 +85,12 @@ def test_one_query_is_never_declared_packed():
         ({"t": 128, "alibi": 1, "alignment": "bottom_right"}, Band(-1, -1, False)),
         ({"t": 128, "dropout": 0.1, "window": (200, 4), "alignment": "bottom_right"},
          Band(72, 132, False)),
-        # The window begins right of the first key: nothing from the top left says that.
+        # The window begins after the first key, which no top-left window can express.
         ({"t": 128, "dropout": 0.1, "window": (20, 4), "alignment": "bottom_right"}, None),
         ({"bias": "11ts", "q_lengths": (1, 0.5), **BOTTOM_RIGHT}, None),
     ],
 )  # fmt: skip
-def test_band(facts: dict[str, Any], expected: Band | None):
+def test_band_of_a_call(facts: dict[str, Any], expected: Band | None):
     assert band_of(spec(**facts)) == expected
 
 
@@ -107,17 +107,17 @@ ROWS = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("extra", [{}, {"dropout": 0.1}, {"alibi": 1}], ids=str)
-def test_bands_show_the_pairs_that_may_attend(shape: tuple[int, int], extra: dict[str, Any]):
-    """Every window, causality and alignment of rows of full length, against every pair."""
+def test_bands_describe_the_pairs_that_attend(shape: tuple[int, int], extra: dict[str, Any]):
+    """Every window, causality and alignment without lengths, compared with every pair."""
     t, s = shape
     for row in ROWS:
         small = Case("band", t=t, s=s, b=1, **row, **extra)
         options, operands = small.forward_options(), small.operands()
         call = spec_of(options, operands)
-        band, dead = band_of(call), leading_padding_rows(call)
+        band, padding = band_of(call), leading_padding_rows(call)
         pairs = allowed_pairs(options, operands, 0)[0]
-        i, j = np.arange(t - dead)[:, None], np.arange(s)
-        offset = s - (t - dead)
+        i, j = np.arange(t - padding)[:, None], np.arange(s)
+        offset = s - (t - padding)
         left, right = row["window"][0], 0 if row["is_causal"] else row["window"][1]
         starts_inside = left is not None and offset > left
         ends_outside = right is not None and right < -offset
@@ -125,37 +125,37 @@ def test_bands_show_the_pairs_that_may_attend(shape: tuple[int, int], extra: dic
             assert band is None, row
             continue
         assert band is not None, row
-        diagonal = i + (s - (t - dead) if band.bottom_right else 0)
-        shown = np.ones_like(pairs[dead:])
-        shown &= (band.left < 0) | (j >= diagonal - band.left)
-        shown &= (band.right < 0) | (j <= diagonal + band.right)
-        assert not pairs[:dead].any() and (pairs[dead:] == shown).all(), (row, band)
+        diagonal = i + (s - (t - padding) if band.bottom_right else 0)
+        in_band = np.ones_like(pairs[padding:])
+        in_band &= (band.left < 0) | (j >= diagonal - band.left)
+        in_band &= (band.right < 0) | (j <= diagonal + band.right)
+        assert not pairs[:padding].any() and (pairs[padding:] == in_band).all(), (row, band)
         if extra:
             ids = np.ones(t, int), np.ones(s, int)
-            distance = relative_positions(options, *ids)[dead:]
+            distance = relative_positions(options, *ids)[padding:]
             assert not band.bottom_right
             alibi = score_rules_of(call).alibi
             assert (alibi is None) == ("alibi" not in extra)
             if alibi is not None:
-                assert (distance == j - (i + dead + alibi.offset)).all(), row
-                assert not alibi.is_one_sided or (distance <= 0)[pairs[dead:]].all(), row
+                assert (distance == j - (i + padding + alibi.offset)).all(), row
+                assert not alibi.is_one_sided or (distance <= 0)[pairs[padding:]].all(), row
 
 
 @pytest.mark.parametrize("extra", [{"dropout": 0.1}, {"alibi": 1}, {"bias": "11ts"}], ids=str)
-def test_a_side_wider_than_the_arrays_is_an_open_one(extra: dict[str, Any]):
+def test_window_side_wider_than_the_arrays_is_open(extra: dict[str, Any]):
     facts = {"t": 128, "alignment": "bottom_right", **extra}
     wide, opened = (spec(window=(200, right), **facts) for right in (128 + 256, None))
     assert variants_of(wide) == variants_of(opened)
 
 
 @pytest.mark.parametrize("direction", [forward_spec, backward_spec])
-def test_what_is_left_after_cutting_is_the_call_of_those_rows(direction: Callable[..., Any]):
+def test_trimmed_call_equals_the_call_of_the_rows_left(direction: Callable[..., Any]):
     whole = case("call", t=10, s=1, bias="bnts", **BOTTOM_RIGHT)
     left = case("call", t=1, s=1, bias="bnts", **BOTTOM_RIGHT)
     assert variants_of(direction(whole)) == variants_of(direction(left))
 
 
-def test_dead_rows_are_cut_off():
+def test_leading_rows_without_keys_are_cut_off():
     trimmed = spec(t=320, s=192, **BOTTOM_RIGHT)
     assert leading_padding_rows(trimmed) == 128
     assert variants_of(trimmed)[0].seq_len_q == 192
@@ -166,24 +166,26 @@ SEGMENTS: dict[str, Any] = {"packed": Packed((((1, 1.0),),) * 2)}
 
 
 MOD = trace("score_mod", lambda score, b, n, t, s: jnp.tanh(score), (), "float32").program
-OF_PAST = trace("score_mod", lambda x, b, n, t, s: x - jnp.log(t - s), (), "float32").program
-EACH_HEAD = trace("mask_mod", lambda b, n, t, s: s <= t + n, (), "float32").program
+LOG_PAST = trace("score_mod", lambda x, b, n, t, s: x - jnp.log(t - s), (), "float32").program
+BY_HEAD = trace("mask_mod", lambda b, n, t, s: s <= t + n, (), "float32").program
 
 
-def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
-    return spec_with(made, **options)
+def with_options(spec: AttentionSpec, **options: Any) -> AttentionSpec:
+    return spec_with(spec, **options)
 
 
-def paged(**facts: Any) -> AttentionSpec:
+def paged_spec(**facts: Any) -> AttentionSpec:
     made = Case("paged", dtype="bfloat16", kv_lengths=(48, 1), inference=True, **facts)
     avals = jax.eval_shape(partial(in_pages, made), made.avals())
     return spec_of(paged_options(made, made.forward_options()), avals)
 
 
-BROKEN: dict[str, Callable[[], AttentionSpec]] = {
-    "may be NaN where the mask forbids": lambda: optioned(spec(mask="11ts"), score_mod=OF_PAST),
-    "sinks beside a mask_mod": lambda: optioned(spec(sinks=1), mask_mod=EACH_HEAD),
-    "gradient of what score_mod reads": lambda: optioned(
+BREAKS_RULE: dict[str, Callable[[], AttentionSpec]] = {
+    "may be NaN where the mask forbids": lambda: with_options(
+        spec(mask="11ts"), score_mod=LOG_PAST
+    ),
+    "sinks beside a mask_mod": lambda: with_options(spec(sinks=1), mask_mod=BY_HEAD),
+    "gradient of what score_mod reads": lambda: with_options(
         spec(), score_mod=MOD, gradients=("score_mod_0",)
     ),
     "an axis has length zero": lambda: spec(s=0),
@@ -193,7 +195,7 @@ BROKEN: dict[str, Callable[[], AttentionSpec]] = {
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
     "local_window_size as an array": lambda: spec(window_arrays=((2, 1),)),
     "scale: cuDNN multiplies": lambda: spec(scale=1e-40),
-    "this version does not return the dropout mask": lambda: optioned(
+    "this version does not return the dropout mask": lambda: with_options(
         spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True
     ),
     "sinks: cuDNN has one": lambda: spec(sinks=2),
@@ -206,22 +208,22 @@ BROKEN: dict[str, Callable[[], AttentionSpec]] = {
     "the gradient of alibi_slopes": lambda: backward_spec(case("call", alibi=1)),
     "no such bottom-right mask": lambda: spec(bias="11ts", q_lengths=(1, 0.5), **BOTTOM_RIGHT),
 }
-"""Part of each rule's reason, and a call that breaks it alone."""
+"""Part of each rule's reason, and a call that breaks only this rule."""
 
 
-@pytest.mark.parametrize("part", BROKEN)
-def test_rules(part: str):
-    (reason,) = cudnn_rules.not_supported_reasons(BROKEN[part]())
+@pytest.mark.parametrize("part", BREAKS_RULE)
+def test_each_rule_refuses_its_call(part: str):
+    (reason,) = cudnn_rules.not_supported_reasons(BREAKS_RULE[part]())
     assert part in str(reason)
 
 
 @pytest.mark.parametrize("lengths", [{}, {"kv_lengths": (1.0,)}], ids=str)
 @pytest.mark.parametrize(("value_dim", "padded"), [(64, 80), (112, 128), (125, 128), (126, 144)])
 def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dict[str, Any]):
-    """Counted with the head dims that cuDNN is asked for: lse's gradient adds three columns."""
+    """The padded head dims count: the gradient of lse adds three columns."""
     facts = {"b": 1, "n": 16, "v": value_dim, "lse_grad": True, **lengths}
-    most = (2**31 - 1) // (16 * padded)
-    for rows, is_refused in ((most, False), (most + 1, True)):
+    limit = (2**31 - 1) // (16 * padded)
+    for rows, is_refused in ((limit, False), (limit + 1, True)):
         calls = variants_of(with_query_rows(backward_spec(case("call", **facts)), rows))
         for call in calls:
             assert bool(cudnn_rules.variant_reason(call, "sm90")) == (is_refused and call.is_packed)
@@ -240,8 +242,8 @@ def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dic
     ],
     ids=str,
 )
-def test_what_goes_in_pages(facts: dict[str, Any], reason: str):
-    (call,) = variants_of(paged(s=48, alignment="bottom_right", **facts))
+def test_pages_that_cudnn_reads(facts: dict[str, Any], reason: str):
+    (call,) = variants_of(paged_spec(s=48, alignment="bottom_right", **facts))
     found = cudnn_rules.variant_reason(call, "sm90")
     assert bool(found) == bool(reason) and reason in str(found or "")
 
@@ -255,15 +257,15 @@ def test_what_goes_in_pages(facts: dict[str, Any], reason: str):
     ],
     ids=str,
 )  # fmt: skip
-def test_only_a_plain_single_query_is_left_unpacked(facts: dict[str, Any], is_first: bool):
-    """Another kernel multiplies by what is stored past a length, so that is cleared for it."""
+def test_only_a_plain_single_query_is_tried_unpacked_first(facts: dict[str, Any], is_first: bool):
+    """Other kernels multiply by what lies past a length, which must be cleared for them."""
     calls = variants_of(spec(**{"t": 1, "kv_lengths": (1.0, 0.5)} | facts))
     assert (calls[0].decodes, calls[0].is_packed) == (is_first, not is_first)
     assert any(call.decodes for call in calls) == is_first
 
 
-def test_arrays_by_row():
-    """Integers count, which cuDNN does not do itself; those by head alone do not."""
+def test_limit_of_arrays_by_row():
+    """Integer arrays count, although cuDNN does not count them; arrays by head do not."""
     (call, *_) = variants_of(backward_spec(case("call")))
     mods = {"node_arrays": "f 1 8 1 1, i 2 1 256 1, f 1 1 256 1", "score_nodes": "f0 = tanh x"}
     reasons = {
@@ -287,7 +289,7 @@ def with_query_rows(spec: AttentionSpec, rows: int) -> AttentionSpec:
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(0.5, 0.5), (-0.5, 0.5), (0.0, 1.0)])
-def test_cudnn_is_asked_for_positive_scales(scale: float, expected: float):
+def test_cudnn_gets_positive_scales(scale: float, expected: float):
     for direction in (forward_spec, backward_spec):
         for call in variants_of(direction(case("call", scale=scale))):
             assert call.scale == expected
@@ -296,8 +298,8 @@ def test_cudnn_is_asked_for_positive_scales(scale: float, expected: float):
 @pytest.mark.parametrize(
     ("dims", "expected"), [((256, 128), 256), ((200, 48), 208), ((192, 192), 192), ((64, 128), 128)]
 )
-def test_value_may_be_padded_to_wide_heads(dims: tuple[int, int], expected: int):
-    """In a backward pass alone, where known_bad.cc refuses the call without."""
+def test_value_is_padded_to_wide_heads_in_the_backward_pass(dims: tuple[int, int], expected: int):
+    """Only in the backward pass, where known_bad.cc refuses the unpadded call."""
     h, v = dims
     for direction in (forward_spec, backward_spec):
         calls = variants_of(direction(case("call", h=h, v=v)))
@@ -307,19 +309,19 @@ def test_value_may_be_padded_to_wide_heads(dims: tuple[int, int], expected: int)
         assert dense == ([v, round_up(h, 8)] * 2 if len(packed) == 2 else [v, v])
 
 
-def test_every_rule_is_broken_here():
+def test_every_rule_has_a_call_that_breaks_it():
     rules = [x for x in cudnn_rules._RULES if x is not DTYPE]
     for rule in rules:
-        assert sum(part in rule.text for part in BROKEN) == 1, rule.text
-    assert len(rules) == len(BROKEN)
+        assert sum(part in rule.text for part in BREAKS_RULE) == 1, rule.text
+    assert len(rules) == len(BREAKS_RULE)
 
 
-def test_all_rules_broken_are_told():
+def test_every_broken_rule_gives_a_reason():
     reasons = cudnn_rules.not_supported_reasons(spec(dtype="float32", sinks=2, alibi=2))
     assert len(reasons) == 3 and str(reasons[-1]) == "needs float16 or bfloat16, got float32"
 
 
-def test_backward_may_run_what_forward_may_not():
+def test_backward_runs_some_calls_that_forward_refuses():
     assert cudnn_rules.not_supported_reasons(backward_spec(case("call", sinks=2))) == ()
     one_key = backward_spec(case("call", s=1, bias="11t1"))
     assert cudnn_rules.not_supported_reasons(one_key) == ()
@@ -332,7 +334,7 @@ def test_backward_needs_no_sinks():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
-def test_parts_of_the_gradient_of_lse(dtype: str, size: float):
+def test_gradient_of_lse_as_extra_columns(dtype: str, size: float):
     rng = np.random.default_rng(0)
     grad = (size * rng.standard_normal((2, 3, 5))).astype(np.float32)
     out = jnp.zeros((2, 5, 3, 4), dtype)
@@ -340,11 +342,11 @@ def test_parts_of_the_gradient_of_lse(dtype: str, size: float):
     assert outs.shape == (2, 5, 3, 4 + lse_grad.COLUMNS)
     columns = (np.asarray(x[..., 4:], np.float64) for x in (outs, grads))
     delta = np.prod(list(columns), axis=0).sum(axis=-1)
-    # To float32's accuracy, and where that is less than float16's smallest normal part, to that.
+    # Exact to float32's precision, or to that of float16's smallest normal numbers.
     np.testing.assert_allclose(-delta.swapaxes(1, 2), grad, rtol=2**-22, atol=2.0**-28)
 
 
-def test_no_gradient_of_lse_where_nothing_is_attended():
+def test_no_gradient_of_lse_in_rows_without_keys():
     lse = jnp.full((1, 1, 2), -jnp.inf)
     out = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
     _, grads = lse_grad.with_lse_grad(out, out, lse, jnp.full_like(lse, jnp.nan))

@@ -1,4 +1,4 @@
-"""Engines of cuDNN by name: which there are, what a program says of one, and what if it is gone."""
+"""cuDNN's engines by name: similar ones, unknown ones, and the engine in a lowered program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attn_dispatch.inspection import spec_of
 from tests.support.backend import needs_cudnn
 from tests.support.option_parts import spec_with
 
-FOUND = json.dumps(
+ENGINES = json.dumps(
     {
         "proposed": ["6 A=1 B=0", "7 A=0"],
         "knobs": {"6": {"A": [0, 2, 1], "B": [0, 4, 2]}, "7": {"A": [0, 1, 1]}, "8": {}},
@@ -28,13 +28,13 @@ FOUND = json.dumps(
 )
 
 
-def test_what_is_like_an_engine():
+def test_similar_engines_differ_in_one_knob():
     expected = ("7 A=0", "6 A=0 B=0", "6 A=2 B=0", "6 A=1 B=2", "6 A=1 B=4", "7 A=1")
-    assert engines.similar_engines("", FOUND) == expected
-    of_one = {"6 A=0 B=2", "6 A=1 B=2", "6 A=2 B=0", "6 A=2 B=4"}
-    found = engines.similar_engines("6 A=2 B=2", FOUND)
-    assert of_one <= set(found) and "6 A=2 B=2" not in found
-    assert engines.similar_engines("9 A=1", FOUND) == ("6 A=1 B=0", "7 A=0")
+    assert engines.similar_engines("", ENGINES) == expected
+    one_knob_changed = {"6 A=0 B=2", "6 A=1 B=2", "6 A=2 B=0", "6 A=2 B=4"}
+    found = engines.similar_engines("6 A=2 B=2", ENGINES)
+    assert one_knob_changed <= set(found) and "6 A=2 B=2" not in found
+    assert engines.similar_engines("9 A=1", ENGINES) == ("6 A=1 B=0", "7 A=0")
     assert engines.similar_engines("", json.dumps({"proposed": [], "knobs": {}})) == ()
 
 
@@ -45,21 +45,21 @@ FORWARD, BACKWARD = spec_of(query=Q, key=Q, value=Q, is_causal=True).in_training
 )
 
 
-def by(spec, engine):
+def with_engine(spec, engine):
     return replace(spec, options=replace(spec.options, engine=engine))
 
 
 @needs_cudnn
 @pytest.mark.parametrize("spec", [FORWARD, BACKWARD], ids=["forward", "backward"])
-def test_some_of_them_are_planned(spec):
+def test_some_other_engines_are_planned(spec):
     assert cudnn.not_supported_reasons(spec, SM90) == ()
     untuned = cudnn.plan(spec, SM90)
     planned = {}
     for engine in cudnn.other_engines(spec, SM90):
-        if not cudnn.not_supported_reasons(by(spec, engine), SM90):
-            planned[engine] = cudnn.plan(by(spec, engine), SM90)
+        if not cudnn.not_supported_reasons(with_engine(spec, engine), SM90):
+            planned[engine] = cudnn.plan(with_engine(spec, engine), SM90)
     assert planned
-    # cuDNN's own name of each begins with the engine that was asked for, and is another's.
+    # cuDNN's names begin with the requested engine's number and are all different.
     for engine, plan in planned.items():
         assert re.match(rf"eng{engine.split()[0]}(_|$)", plan.engine)
         assert plan.workspace_bytes >= untuned.workspace_bytes
@@ -68,9 +68,9 @@ def test_some_of_them_are_planned(spec):
 
 @needs_cudnn
 @pytest.mark.parametrize("engine", ["99", "6 NOBODY=1", "six", "6 STREAM_K", "6 STREAM_K=x", "-1"])
-def test_an_engine_that_there_is_not(engine):
-    (against,) = cudnn.not_supported_reasons(by(FORWARD, engine), SM90)
-    reason = str(against)
+def test_unknown_engine_gives_a_reason(engine):
+    (refusal,) = cudnn.not_supported_reasons(with_engine(FORWARD, engine), SM90)
+    reason = str(refusal)
     assert reason.startswith(f"engine {engine}: ")
     if engine == "6 NOBODY=1":
         assert "does not know the knob NOBODY" in reason
@@ -79,18 +79,18 @@ def test_an_engine_that_there_is_not(engine):
 
 
 @needs_cudnn
-def test_deterministic_backward_passes_have_no_choice():
+def test_deterministic_backward_pass_has_no_other_engines():
     deterministic = spec_with(BACKWARD, deterministic_backward=True)
     assert cudnn.other_engines(deterministic, SM90) == ()
 
 
 @needs_cudnn
-def test_a_program_says_which_engine(tmp_path, monkeypatch):
+def test_lowered_program_names_the_engine(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / "winners.json"))
     other = next(
         x
         for x in cudnn.other_engines(FORWARD, SM90)
-        if not cudnn.not_supported_reasons(by(FORWARD, x), SM90)
+        if not cudnn.not_supported_reasons(with_engine(FORWARD, x), SM90)
     )
     winners.keep(
         Winner(

@@ -1,4 +1,4 @@
-"""Mods that read many arrays, or do a great deal: run by cuDNN, or refused where one can look."""
+"""Mods with many arrays or operations: cuDNN runs them, or explain gives a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import explain
-from attn_dispatch.cudnn.call import MAX_NODE_ARRAYS, MAX_NODES, nodes_of, variants_of
+from attn_dispatch.cudnn.call import variants_of
+from attn_dispatch.cudnn.score_nodes import MAX_NODE_ARRAYS, MAX_NODES, nodes_of
 from attn_dispatch.devices import native_libraries
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify.sizes import case
@@ -23,7 +24,7 @@ Q = jax.ShapeDtypeStruct((2, 256, 8, 64), jnp.bfloat16)
 
 
 def with_arrays(count: int) -> Mod:
-    """A score_mod that multiplies the score by a number of each head, again and again."""
+    """A score_mod that multiplies the score by `count` arrays with one number for each head."""
     factors = [jnp.linspace(0.9, 1.1, 8) + i / 1000 for i in range(count)]
 
     def score_mod(score, b, n, t, s):
@@ -43,8 +44,8 @@ def with_operations(count: int) -> Mod:
     return score_mod
 
 
-def reads_in_vain(score, b, n, t, s):
-    """The array decides between two equal numbers."""
+def with_unneeded_array(score, b, n, t, s):
+    """The array chooses between two equal numbers."""
     return jnp.where(jnp.arange(256)[t] > 3, score, score) * 2.0
 
 
@@ -54,8 +55,8 @@ def reasons(score_mod: Mod) -> tuple[Reason, ...]:
 
 
 @needs_cudnn
-def test_many_arrays_are_planned():
-    """As many buffers as a call has: the arrays, query, key, value and the output."""
+def test_call_with_many_arrays_is_planned():
+    """The buffers of a call are the mods' arrays, query, key, value and the output."""
     assert reasons(with_arrays(28)) == ()
     spec = PlanCase(case("arrays", n=8, k=8), score_mod=with_arrays(40)).spec("forward")
     native = native_libraries.load(native_libraries.CUDA)
@@ -65,15 +66,15 @@ def test_many_arrays_are_planned():
 
 @needs_cudnn
 @pytest.mark.parametrize("count", [257, 1000])
-def test_what_no_graph_holds_is_a_reason(count: int):
+def test_too_many_operations_give_a_reason(count: int):
     (reason,) = reasons(with_operations(count))
-    most = f"a cuDNN graph holds at most {MAX_NODES}"
-    assert str(reason) == f"mods: {count:,} operations, and {most}"
+    limit = f"a cuDNN graph holds at most {MAX_NODES}"
+    assert str(reason) == f"mods: {count:,} operations, and {limit}"
 
 
 @needs_cudnn
 @pytest.mark.parametrize("count", [63, 100])
-def test_more_arrays_than_cudnn_runs_are_a_reason(count: int):
+def test_too_many_arrays_give_a_reason(count: int):
     (reason,) = reasons(with_arrays(count))
     assert (
         str(reason) == f"mods: {count:,} arrays, and a cuDNN graph holds at most {MAX_NODE_ARRAYS}"
@@ -81,15 +82,15 @@ def test_more_arrays_than_cudnn_runs_are_a_reason(count: int):
 
 
 @needs_cudnn
-def test_what_cudnn_finds_too_large_is_a_reason():
-    """Beside its own operations there is room for fewer."""
+def test_graph_that_cudnn_finds_too_large_gives_a_reason():
+    """cuDNN's own operations take some of the graph's room."""
     (reason,) = reasons(with_operations(255))
     assert "numOps exceeds MAX_OPGRAPH_OPS" in str(reason)
 
 
 @needs_cudnn
-def test_an_array_that_nobody_needs_is_not_passed():
-    spec = PlanCase(case("in vain", n=8, k=8), score_mod=reads_in_vain).spec("forward")
+def test_unneeded_array_is_not_passed():
+    spec = PlanCase(case("unneeded array", n=8, k=8), score_mod=with_unneeded_array).spec("forward")
     nodes = nodes_of(spec, packed=False)
     assert not isinstance(nodes, str) and nodes.arrays == ()
-    assert reasons(reads_in_vain) == ()
+    assert reasons(with_unneeded_array) == ()

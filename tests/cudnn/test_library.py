@@ -1,4 +1,4 @@
-"""Finding cuDNN: which of several is taken, and the reason for one that cannot be used."""
+"""Finding cuDNN: the choice among several, and the reason if one cannot be used."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VERSION = 'extern "C" unsigned long cudnnGetVersion() {{ return {}; }}'
 
 
 @pytest.fixture
-def forget() -> Iterator[None]:
-    """cuDNN is looked for anew in the test, and again after it."""
+def fresh_search() -> Iterator[None]:
+    """The test, and the tests after it, search for cuDNN again."""
     cudnn_library._load.cache_clear()
     cudnn_library._planning_process.cache_clear()
     yield
@@ -29,8 +29,8 @@ def forget() -> Iterator[None]:
     cudnn_library._planning_process.cache_clear()
 
 
-def folder(path: Path, version: int) -> Path:
-    """With something in it that says it is this cuDNN."""
+def fake_cudnn(path: Path, version: int) -> Path:
+    """A folder with a library that reports this version of cuDNN."""
     path.mkdir()
     library(path / SONAME, VERSION.format(version))
     library(path / "libcudnn_graph.so.9", "")
@@ -39,7 +39,7 @@ def folder(path: Path, version: int) -> Path:
 
 @needs_no_driver
 @needs_cudnn
-def test_a_missing_library_is_looked_for_again(forget, monkeypatch, tmp_path):
+def test_missing_library_is_searched_for_again(fresh_search, monkeypatch, tmp_path):
     path = tmp_path / SONAME
     real = cudnn_library._locate()
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(path))
@@ -47,21 +47,21 @@ def test_a_missing_library_is_looked_for_again(forget, monkeypatch, tmp_path):
         missing = cudnn_library.find()
         assert not missing.is_usable and missing.path == str(path)
         assert missing.unusable_reason.startswith(f"cuDNN could not be loaded: {path}: cannot open")
-    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)  # it has been installed
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)  # as if it were installed now
     found = cudnn_library.find()
     assert found.is_usable and found.path == real
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(path))
-    assert cudnn_library.find() is found  # what is found is kept
+    assert cudnn_library.find() is found  # a found library is kept
 
 
 @needs_no_driver
 @needs_cudnn
 @needs_compiler
 @pytest.mark.parametrize("version", [90100, 91199, 100000])
-def test_a_version_out_of_range(forget, monkeypatch, tmp_path, version):
-    """Nor is it in the way of another of that name."""
+def test_version_out_of_range_is_refused(fresh_search, monkeypatch, tmp_path, version):
+    """The refused library does not prevent the use of another one of the same name."""
     real = cudnn_library._locate()
-    wrong = folder(tmp_path / "wrong", version) / SONAME
+    wrong = fake_cudnn(tmp_path / "wrong", version) / SONAME
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(wrong))
     assert cudnn_library.find().unusable_reason == (
         f"cuDNN {version} at {wrong} is out of range: expected at least 91200 and below 100000"
@@ -73,10 +73,10 @@ def test_a_version_out_of_range(forget, monkeypatch, tmp_path, version):
 @needs_no_driver
 @needs_cudnn
 @needs_compiler
-def test_the_order_in_which_it_is_looked_for(forget, monkeypatch, tmp_path, capsys):
-    """The one named; else the first in LD_LIBRARY_PATH; else that of the wheel."""
+def test_search_order(fresh_search, monkeypatch, tmp_path, capsys):
+    """The named library first, then the first in LD_LIBRARY_PATH, then the wheel's."""
     wheel = cudnn_library._locate()
-    first, second = folder(tmp_path / "a", 92001), folder(tmp_path / "b", 92102)
+    first, second = fake_cudnn(tmp_path / "a", 92001), fake_cudnn(tmp_path / "b", 92102)
 
     def found() -> str:
         cudnn_library._load.cache_clear()
@@ -95,7 +95,7 @@ def test_the_order_in_which_it_is_looked_for(forget, monkeypatch, tmp_path, caps
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{second};{first}")
     assert found() == str(second / SONAME)
     monkeypatch.chdir(first)
-    for folders in ("../b", f":{second}", "."):  # relative, and the current one
+    for folders in ("../b", f":{second}", "."):  # relative folders and the current one
         monkeypatch.setenv("LD_LIBRARY_PATH", folders)
         assert found() == str((second if folders == "../b" else first) / SONAME)
     (tmp_path / "pipes").mkdir()
@@ -110,9 +110,9 @@ def test_the_order_in_which_it_is_looked_for(forget, monkeypatch, tmp_path, caps
 
 
 @needs_compiler
-def test_one_that_is_loaded_already_comes_before_the_path(tmp_path):
+def test_loaded_library_comes_before_the_path(tmp_path):
     """This runs in a separate process, because a loaded library stays loaded."""
-    first, second = folder(tmp_path / "a", 92001), folder(tmp_path / "b", 92102)
+    first, second = fake_cudnn(tmp_path / "a", 92001), fake_cudnn(tmp_path / "b", 92102)
     code = f"""
 import ctypes
 from attn_dispatch.cudnn import library
@@ -129,7 +129,7 @@ print(library._locate())
 ODD_FOLDERS = [
     b"with space",
     b"not UTF-8 \xff",
-    b"of two\nlines",
+    b"two\nlines",
     rb"back\\012slash",
     b"x (deleted)",
 ]
@@ -137,9 +137,9 @@ ODD_FOLDERS = [
 
 @needs_compiler
 @pytest.mark.parametrize("name", ODD_FOLDERS, ids=repr)
-def test_a_loaded_one_is_found_whatever_its_folder_is_called(tmp_path, name):
+def test_loaded_library_is_found_in_oddly_named_folders(tmp_path, name):
     inside = tmp_path / os.fsdecode(name)
-    library(inside_file := folder(tmp_path / "plain", 92001) / SONAME, VERSION.format(92001))
+    library(inside_file := fake_cudnn(tmp_path / "plain", 92001) / SONAME, VERSION.format(92001))
     inside.mkdir()
     inside_file.rename(inside / SONAME)
     code = """
@@ -159,8 +159,8 @@ print(library._loaded_already())
 OTHER_FILES = (b"libcudnn.so.9.txt", b"my libcudnn.so.9", b"libcudnn.so.9\xff", b"\xff", b"a\nb")
 
 
-def test_other_mapped_files_are_not_taken_for_it(tmp_path):
-    """Whatever their names hold, which need not be UTF-8, nor that their folders are called so."""
+def test_other_mapped_files_are_not_mistaken_for_cudnn(tmp_path):
+    """Files with similar or undecodable names, in a folder that is named like the library."""
     (tmp_path / SONAME).mkdir()
     for name in OTHER_FILES:
         (tmp_path / SONAME / os.fsdecode(name)).write_bytes(b"data")
@@ -177,8 +177,8 @@ print(len(maps), repr(library._loaded_already()))
 
 
 @needs_cudnn
-def test_a_folder_whose_name_is_not_utf8(forget, monkeypatch, tmp_path):
-    """The whole way: environment, planner, answer; and in the message about one that is missing."""
+def test_folder_whose_name_is_not_utf8_works(fresh_search, monkeypatch, tmp_path):
+    """From the environment to the planner and back, and in the message about a missing library."""
     real = Path(cudnn_library._locate())
     inside = tmp_path / os.fsdecode(b"\xff")
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(inside / SONAME))

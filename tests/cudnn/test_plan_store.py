@@ -1,4 +1,4 @@
-"""Plans kept in a folder: read by the next process, and by none if anything is wrong with them."""
+"""Plans kept in a folder: the next process reads them, unless anything is wrong with them."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ def call(number: int) -> dict[str, Any]:
 
 
 class Backend:
-    """The real one, in which nothing has been planned, counting what is planned anew."""
+    """The real backend without any plans in memory, which counts the plans that it builds."""
 
     def __init__(self) -> None:
         self._real: Any = cudnn_library.find().backend
         self.CudnnError = self._real.CudnnError
-        self.kept: dict[str, str] = {}
+        self.plans: dict[str, str] = {}
         self.built = 0
 
     def plan_key(self, attributes: Any, properties: str) -> str:
         return self._real.plan_key(attributes, properties)
 
     def has_plan(self, attributes: Any, properties: str) -> bool:
-        return self.plan_key(attributes, properties) in self.kept
+        return self.plan_key(attributes, properties) in self.plans
 
     def import_plan(self, attributes: Any, properties: str, line: str) -> None:
         self._real.import_plan(attributes, properties, line)
-        self.kept[self.plan_key(attributes, properties)] = line
+        self.plans[self.plan_key(attributes, properties)] = line
 
     def export_plan(self, attributes: Any, properties: str) -> str:
-        return self.kept[self.plan_key(attributes, properties)]
+        return self.plans[self.plan_key(attributes, properties)]
 
     def plan(self, attributes: Any, properties: str) -> tuple[str, int]:
         found = self._real.plan(attributes, properties)
         if not self.has_plan(attributes, properties):
             self.built += 1
             line = self._real.export_plan(attributes, properties)
-            self.kept[self.plan_key(attributes, properties)] = line
+            self.plans[self.plan_key(attributes, properties)] = line
         return found
 
 
@@ -82,43 +82,43 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def builds(number: int = 0) -> int:
-    """How many plans a process builds that has built none, to plan a call."""
+    """The number of plans that a new process builds in order to plan a call."""
     backend: Any = Backend()
     assert plan_store.plan(backend, call(number), SM90)[0].startswith("eng")
     return backend.built
 
 
-def the_plan(folder: Path) -> Path:
+def only_plan(folder: Path) -> Path:
     (file,) = folder.glob("*.plan")
     return file
 
 
-def test_the_next_process_reads_it(folder):
+def test_next_process_reads_the_plan(folder):
     assert [builds(), builds(), builds(1), builds(1)] == [1, 0, 1, 0]
     assert len(list(folder.iterdir())) == 2
     assert {x.stat().st_mode & 0o777 for x in (folder, *folder.iterdir())} == {0o700, 0o600}
 
 
-def test_what_was_read_is_what_was_planned(folder):
-    """Byte for byte, in another process that has planned nothing."""
+def test_read_plan_equals_the_built_plan(folder):
+    """Another process exports the same bytes without planning."""
     command = (sys.executable, "-c", OTHER_PROCESS, "", "0", "1")
     first, second = (subprocess.check_output(command) for _ in range(2))
     assert first == second and first.count(b"\n") == 2
 
 
-def test_switched_off_nothing_is_kept(folder, monkeypatch):
+def test_no_plan_is_kept_if_switched_off(folder, monkeypatch):
     monkeypatch.setenv(plan_store.FOLDER, settings.OFF)
     assert [builds(), builds()] == [1, 1] and not folder.exists()
 
 
-def test_by_default_they_are_in_the_users_cache(monkeypatch, tmp_path):
+def test_default_folder_is_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv(plan_store.FOLDER)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert [builds(), builds()] == [1, 0]
     assert len(list((tmp_path / "cache" / "attn-dispatch" / "plans").iterdir())) == 1
 
 
-def test_a_folder_may_be_named_from_the_home(monkeypatch, tmp_path):
+def test_folder_can_be_relative_to_the_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(plan_store.FOLDER, "~/plans")
     assert plan_store.plans_folder() == tmp_path / "plans"
@@ -126,8 +126,8 @@ def test_a_folder_may_be_named_from_the_home(monkeypatch, tmp_path):
     assert plan_store.plans_folder() == Path("~nobody-of-this-name/plans")
 
 
-def test_a_device_is_one_whichever_cudnn_described_it(folder):
-    """9.28 reports properties that 9.19 does not."""
+def test_plan_key_ignores_properties_that_depend_on_the_cudnn_version(folder):
+    """cuDNN 9.28 reports more properties of the same device than 9.19."""
     properties = json.loads(SM90)
     more = {"memoryBusWidth", "smCountOrigin", "oversizedSharedMemoryPerBlock"}
     assert more < properties.keys()
@@ -138,62 +138,72 @@ def test_a_device_is_one_whichever_cudnn_described_it(folder):
     assert backend.plan_key(call(0), other) != backend.plan_key(call(0), SM90)
 
 
-def cut(file: Path) -> None:
+def truncated(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def turned(file: Path) -> None:
+def with_flipped_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
-def of_another_call(file: Path) -> None:
-    """Whole and unharmed, under this call's name."""
+def with_another_calls_plan(file: Path) -> None:
+    """A valid plan of another call under this call's name."""
     builds(7)
     (other,) = (x for x in file.parent.glob("*.plan") if x != file)
     os.replace(other, file)
 
 
-def no_plan(file: Path) -> None:
+def without_a_plan(file: Path) -> None:
     file.write_bytes(plan_store._checksum(b'{"key": 3}') + b'\n{"key": 3}')
 
 
-def a_folder(file: Path) -> None:
+def replaced_by_a_folder(file: Path) -> None:
     file.unlink()
     file.mkdir()
 
 
-def a_pipe(file: Path) -> None:
+def replaced_by_a_pipe(file: Path) -> None:
     file.unlink()
     os.mkfifo(file)
 
 
-def a_link(file: Path) -> None:
+def replaced_by_a_link(file: Path) -> None:
     os.replace(file, file.with_suffix(".elsewhere"))
     file.symlink_to(file.with_suffix(".elsewhere"))
 
 
-def of_others(file: Path) -> None:
+def writable_by_others(file: Path) -> None:
     file.chmod(0o622)
 
 
 @pytest.mark.parametrize(
-    "spoil", [cut, turned, of_another_call, no_plan, a_folder, a_pipe, a_link, of_others]
+    "spoil",
+    [
+        truncated,
+        with_flipped_bit,
+        with_another_calls_plan,
+        without_a_plan,
+        replaced_by_a_folder,
+        replaced_by_a_pipe,
+        replaced_by_a_link,
+        writable_by_others,
+    ],
 )
-def test_what_is_wrong_is_planned_anew(folder, spoil, caplog):
+def test_wrong_file_is_planned_again_and_replaced(folder, spoil, caplog):
     builds()
-    spoil(the_plan(folder))
+    spoil(only_plan(folder))
     with caplog.at_level(logging.DEBUG, logger="attn_dispatch"):
         assert builds() == 1
     assert "planned anew" in caplog.text
-    # And put right, but for a folder in the place of a file.
-    assert builds() == (spoil is a_folder)
+    # The file is replaced, unless a folder is in its place.
+    assert builds() == (spoil is replaced_by_a_folder)
 
 
-def test_another_users_plans_are_read_if_asked(folder, monkeypatch):
+def test_other_users_plans_are_read_only_if_trusted(folder, monkeypatch):
     builds()
-    found = the_plan(folder).stat()
+    found = only_plan(folder).stat()
     others = os.stat_result((found.st_mode, *found[1:4], 54321, *found[5:10]))
     monkeypatch.setattr(os, "fstat", lambda descriptor: others)
     assert builds() == 1
@@ -206,7 +216,7 @@ def test_another_users_plans_are_read_if_asked(folder, monkeypatch):
         builds()
 
 
-def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path, caplog):
+def test_unwritable_folder_keeps_no_plans(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(plan_store.FOLDER, str(tmp_path / "file" / "plans"))
     with caplog.at_level(logging.DEBUG, logger="attn_dispatch"):
@@ -214,7 +224,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path, caplog):
     assert "not kept" in caplog.text
 
 
-def test_a_full_disk(monkeypatch, folder, caplog):
+def test_full_disk_leaves_no_file(monkeypatch, folder, caplog):
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -224,19 +234,19 @@ def test_a_full_disk(monkeypatch, folder, caplog):
     assert "No space left" in caplog.text and not list(folder.iterdir())
 
 
-def test_it_is_bounded(folder, monkeypatch):
-    """Plans used last stay; an eighth of the files, and unfinished ones, are removed at once."""
+def test_number_of_plans_is_bounded(folder, monkeypatch):
+    """The latest used plans stay; an eighth of the files and all unfinished ones are removed."""
     monkeypatch.setattr(plan_store, "MAX_FILES", 8)
     folder.mkdir()
     now = time.time()
     for age in range(8):
         (folder / f"{age}.plan").write_text("")
         os.utime(folder / f"{age}.plan", (now - 100 + age, now - 100 + age))
-    begun, fresh = folder / f"begun-{'0' * 16}", folder / f"begun-{'1' * 16}"
+    abandoned, fresh = folder / f"begun-{'0' * 16}", folder / f"begun-{'1' * 16}"
     (folder / "begun-notes").write_text("another's")
-    for file in (begun, fresh):
+    for file in (abandoned, fresh):
         file.write_text("")
-    for file in (begun, folder / "begun-notes"):
+    for file in (abandoned, folder / "begun-notes"):
         os.utime(file, (now - 7200, now - 7200))
     builds()
     others = {f"{age}.plan" for age in range(2, 8)}
@@ -245,21 +255,21 @@ def test_it_is_bounded(folder, monkeypatch):
     assert builds() == 0
 
 
-def test_a_full_folder_costs_a_write_no_look_at_each_file(folder, monkeypatch):
-    """The 4,096 files are listed; none is asked for its time until one of them must go."""
+def test_write_to_a_full_folder_does_not_examine_each_file(folder, monkeypatch):
+    """The 4,096 files are listed; their times are read only when some must be removed."""
     folder.mkdir()
     for number in range(plan_store.MAX_FILES - 1):
         (folder / f"{number}.plan").touch()
-    looked_at: list[Any] = []
-    monkeypatch.setattr(plan_store, "_last_used", lambda x: (looked_at.append(x), 0.0)[1])
+    examined: list[Any] = []
+    monkeypatch.setattr(plan_store, "_last_used", lambda x: (examined.append(x), 0.0)[1])
     written = [folder / f"{'a' * 60}{x}.plan" for x in "bcd"]
     plan_store._write(written[0], "a line")
-    assert looked_at == [] and len(os.listdir(folder)) == plan_store.MAX_FILES
+    assert examined == [] and len(os.listdir(folder)) == plan_store.MAX_FILES
     plan_store._write(written[1], "a line")
-    assert len(looked_at) == plan_store.MAX_FILES
+    assert len(examined) == plan_store.MAX_FILES
     assert len(os.listdir(folder)) == plan_store.MAX_FILES * 7 // 8 and written[1].exists()
     plan_store._write(written[2], "a line")
-    assert len(looked_at) == plan_store.MAX_FILES, "the next writes look at none again"
+    assert len(examined) == plan_store.MAX_FILES, "the next writes examine none"
     assert plan_store._write_failures.keys().isdisjoint(written)
 
 
@@ -275,8 +285,8 @@ print(plan_store.write_failures(Path(sys.argv[1])), flush=True)
 """
 
 
-def test_processes_that_write_at_once_keep_what_they_write(folder):
-    """Each takes files away that the others are looking at."""
+def test_processes_can_write_at_the_same_time(folder):
+    """Each process removes files that the others are reading."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(folder), str(number)],
@@ -284,34 +294,34 @@ def test_processes_that_write_at_once_keep_what_they_write(folder):
         )
         for number in range(4)
     ]  # fmt: skip
-    said = [x.communicate("go\n", timeout=120)[0] for x in processes]
-    assert said == ["[]\n"] * 4
+    outputs = [x.communicate("go\n", timeout=120)[0] for x in processes]
+    assert outputs == ["[]\n"] * 4
     assert 0 < len(list(folder.glob("*.plan"))) < 16 + 4
     assert not list(folder.glob("begun-*"))
 
 
-def test_what_is_used_stays(folder):
+def test_used_plan_gets_a_new_time(folder):
     builds()
-    file = the_plan(folder)
+    file = only_plan(folder)
     os.utime(file, (1, 1))
     builds()
     assert time.time() - file.stat().st_mtime < 60
 
 
-def test_many_processes_at_once_and_one_that_is_killed(folder):
+def test_processes_plan_at_once_while_one_is_killed(folder):
     command = (sys.executable, "-c", OTHER_PROCESS, "", "4", "5", "6")
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
     assert processes[0].stdout is not None
     processes[0].stdout.readline()
     processes[0].kill()
-    said = [x.communicate()[0] for x in processes[1:]]
-    assert len(set(said)) == 1 and said[0].count(b"\n") == 3
+    outputs = [x.communicate()[0] for x in processes[1:]]
+    assert len(set(outputs)) == 1 and outputs[0].count(b"\n") == 3
     assert all(x.returncode == 0 for x in processes[1:])
     processes[0].communicate()
     assert [builds(4), builds(5), builds(6)] == [0, 0, 0]
 
 
-def test_a_plan_depends_on_all_that_makes_it():
+def test_plan_key_depends_on_cudnn_device_and_attributes():
     backend: Any = cudnn_library.find().backend
     key = backend.plan_key(call(0), SM90)
     version = str(backend.cudnn_version())
@@ -320,8 +330,8 @@ def test_a_plan_depends_on_all_that_makes_it():
     assert backend.plan_key(call(0), parse("sm100").properties or "") != key
 
 
-def test_plans_that_were_made_anew_are_replaced(folder):
-    """A plan that was imported and did not load on a device is replaced in its file."""
+def test_plan_that_was_built_again_replaces_its_file(folder):
+    """An imported plan that did not load on a device is built again and written to its file."""
     backend: Any = cudnn_library.find().backend
     plan_store.plan(Backend(), call(1), SM90)  # type: ignore[arg-type]
     (file,) = folder.glob("*.plan")
@@ -354,8 +364,8 @@ print(plan_store.plan(backend, call(3), SM90)[1], os.listdir(sys.argv[1]))
 """
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_plan(folder):
-    """A file may have 1,000 bytes: half a plan is taken away again, and nothing fails."""
+def test_disk_that_fills_up_while_a_plan_is_written(folder):
+    """Files are limited to 1,000 bytes: half a plan is removed again, and planning succeeds."""
     command = (sys.executable, "-c", FULL_DISK, folder)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

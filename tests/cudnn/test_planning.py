@@ -1,4 +1,4 @@
-"""What the real cuDNN plans, the newest and the oldest that is supported, for four kinds of GPU."""
+"""Plans by the real cuDNN, the newest and the oldest supported, for four architectures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OTHERS = [path for path in os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "").split(
 LIBRARIES = [INSTALLED, *OTHERS]
 
 EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
-"""Else each version plans a twenty-fourth of all cells: another one than the version before."""
+"""Otherwise each version plans a twenty-fourth of all cells, a different one for each version."""
 
 Matrices = Callable[[str], Matrix]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def matrices() -> Iterator[Matrices]:
-    """A function from a library to its plans of all calls. All versions plan at the same time."""
+    """A function from a library to its plans. All versions plan at the same time."""
     running = {
         library: Planning(library, part=None if EVERY_PLAN else i % PARTS)
         for i, library in enumerate(LIBRARIES)
@@ -48,21 +48,21 @@ def matrices() -> Iterator[Matrices]:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_is_refused(matrices: Matrices, library: str):
-    """Every refusal is one that is written down, for the versions that were asked before."""
+def test_refusals_are_the_recorded_ones(matrices: Matrices, library: str):
+    """For every recorded version, the reasons are those in its file."""
     matrix = matrices(library)
     got = refusals(matrix)
     path = REFUSALS / f"cudnn-{matrix.version_text}.json"
     if not path.exists():
-        pytest.skip(f"cuDNN {matrix.version_text} has not been written down; it refuses {got}")
+        pytest.skip(f"cuDNN {matrix.version_text} has no record; it refuses {got}")
     planned = {(label, f"{direction} {arch}") for label, direction, arch in matrix.cells}
     for label in {*(expected := json.loads(path.read_text())), *got}:
-        cells = {x: why for x, why in expected.get(label, {}).items() if (label, x) in planned}
+        cells = {x: y for x, y in expected.get(label, {}).items() if (label, x) in planned}
         assert got.get(label, {}) == cells, label
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_no_call_ends_the_process(matrices: Matrices, library: str):
+def test_no_call_crashes_the_planner(matrices: Matrices, library: str):
     assert {key: cell.crash for key, cell in matrices(library).cells.items() if cell.crash} == {}
 
 
@@ -77,7 +77,7 @@ for i in range(int(sys.argv[1]), {count}):
 """
 
 
-def test_a_crash_is_told_of_its_call_alone(tmp_path: Path):
+def test_crash_is_reported_for_its_call_only(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(_CRASHES_ONCE.format(count=len(CELLS)))
     cells = list(Planning(script=script).matrix().cells.values())
@@ -87,13 +87,13 @@ def test_a_crash_is_told_of_its_call_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_plans_name_an_engine(matrices: Matrices, library: str):
+def test_every_plan_names_an_engine(matrices: Matrices, library: str):
     for key, cell in matrices(library).cells.items():
         assert cell.reasons or cell.crash or cell.engine.startswith("eng"), key
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_devices_get_engines_of_their_own(matrices: Matrices, library: str):
+def test_architectures_get_different_engines(matrices: Matrices, library: str):
     cells = matrices(library).cells
     families = {
         arch: cells["causal", "forward", arch].engine.split("_")[0]
@@ -102,25 +102,25 @@ def test_devices_get_engines_of_their_own(matrices: Matrices, library: str):
     assert len(set(families.values())) == 3, families
 
 
-DROPS = "dropout, segment ids"
-"""On sm100 cuDNN keeps a bit for every pair of as many longest sequences as there may be."""
+DROPOUT = "dropout, segment ids"
+"""On sm100 cuDNN stores one bit per pair for max_segments sequences of the longest length."""
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("label", [x for x in CASES if "segment ids" in x or "cu_seqlens" in x])
-def test_packed_calls_keep_no_scores(matrices: Matrices, library: str, label: str):
-    """Their workspace grows with the length: dq in float32, dk and dv for each query head."""
+def test_workspace_of_packed_calls_is_linear(matrices: Matrices, library: str, label: str):
+    """The workspace holds dq in float32, and dk and dv for each query head."""
     case = CASES[label].case
     assert case.t == case.s == 32768
     arrays = 2 * case.b * case.t * (3 * case.n + 2 * case.k) * case.h
     for direction, arch in product(("forward", "backward"), ARCHS):
         cell = matrices(library).cells.get((label, direction, arch))
-        if cell and not (label.startswith(DROPS) and arch == "sm100"):
+        if cell and not (label.startswith(DROPOUT) and arch == "sm100"):
             assert cell.workspace_bytes < 2 * arrays, (direction, arch, cell)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_deterministic_is_bounded_or_refused(matrices: Matrices, library: str):
+def test_deterministic_workspace_is_bounded_or_refused(matrices: Matrices, library: str):
     arrays = 2 * 2 * 8192 * 64 * (3 * 8 + 2 * 2)
     for arch in ARCHS:
         cell = matrices(library).cells.get(("deterministic, 8,192 tokens", "backward", arch))
@@ -128,18 +128,18 @@ def test_deterministic_is_bounded_or_refused(matrices: Matrices, library: str):
             assert cell.workspace_bytes <= 4 * arrays + 2**24, (arch, cell)
 
 
-def with_written_down(matrix: Matrix) -> Matrix:
-    """The cells that were not planned now, as they were when they were written down."""
+def with_recorded_cells(matrix: Matrix) -> Matrix:
+    """The matrix with recorded cells in place of those that were not planned now."""
     path = REFUSALS / f"cudnn-{matrix.version_text}.json"
-    written = json.loads(path.read_text()) if path.exists() else {}
+    records = json.loads(path.read_text()) if path.exists() else {}
     known = {
-        (label, direction, arch): Cell(tuple(written.get(label, {}).get(f"{direction} {arch}", ())))
+        (label, direction, arch): Cell(tuple(records.get(label, {}).get(f"{direction} {arch}", ())))
         for label, direction, arch in CELLS
     }
     return replace(matrix, cells=known | matrix.cells)
 
 
-def test_versions_are_those_asked_for(matrices: Matrices):
+def test_versions_are_the_requested_ones(matrices: Matrices):
     versions = [matrices(library).version for library in LIBRARIES]
     assert len(set(versions)) == len(versions) and min(versions) >= 91200
     for path in OTHERS:
@@ -147,10 +147,10 @@ def test_versions_are_those_asked_for(matrices: Matrices):
 
 
 def test_support_page_is_up_to_date(matrices: Matrices):
-    said = DOCUMENT.read_text()
-    matrix = with_written_down(matrices(INSTALLED))
-    (version,) = re.findall(r"the real cuDNN\s(\S+) plan every call", said)
+    page = DOCUMENT.read_text()
+    matrix = with_recorded_cells(matrices(INSTALLED))
+    (version,) = re.findall(r"the real cuDNN\s(\S+) plan every call", page)
     if version == matrix.version_text:
-        assert said == document(matrix)
+        assert page == document(matrix)
     for label in CASES:
-        assert f"| {label} |" in said
+        assert f"| {label} |" in page

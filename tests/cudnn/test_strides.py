@@ -1,7 +1,7 @@
-"""The strides of cuDNN's plans are those of the arrays that custom calls are handed.
+"""The strides in cuDNN's plans are those of the custom calls' arrays.
 
-A plan as cuDNN writes it has the graph that it was made of, with the dims and strides of each
-tensor. What NumPy has as an array's strides, brought to cuDNN's order of axes, must stand there.
+An exported plan contains its graph with the dims and strides of each tensor. They must equal an
+array's strides in NumPy, in cuDNN's order of axes.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ PLAIN = Case("plain", t=192, s=384, n=4, k=2, h=64, v=64, dtype="bfloat16")
 WIDE = replace(PLAIN, name="wide", h=128, v=64)
 LENGTHS = replace(PLAIN, name="lengths", kv_lengths=(100, 384))
 PAGED = replace(PLAIN, name="paged", t=1, page=64, kv_lengths=(100, 384), inference=True)
-ORDERS = ("", "q kv", "q", "kv")
+LAYOUTS = ("", "q kv", "q", "kv")
 _QUERIES = ("query", "out", "out_grad", "dq")
 _CHECKED = ("query", "key", "value", "out", "out_grad", "dq", "dk", "dv")
 
 CASES = [
     (replace(case, heads_first=order, one_pool=one_pool), direction)
     for case in (PLAIN, WIDE, LENGTHS, PAGED)
-    for order in ORDERS
+    for order in LAYOUTS
     for one_pool in ((False, True) if case.page else (False,))
     for direction in (("forward",) if case.page else ("forward", "backward"))
 ]
 
 
-def planned(call: CudnnCall) -> dict[int, tuple[list[int], list[int]]]:
-    """Dims and strides of each tensor of the plan, by its uid."""
+def planned_tensors(call: CudnnCall) -> dict[int, tuple[list[int], list[int]]]:
+    """Dims and strides of each tensor of the plan, by uid."""
     library = cudnn_library.find()
     properties, backend = library.device_properties(parse("sm90")), library.backend
     assert backend is not None
@@ -61,24 +61,24 @@ def expected(call: CudnnCall, name: str, shape: tuple[int, ...]) -> tuple[list[i
     strides = [1]
     for size in shape[:0:-1]:
         strides.insert(0, strides[0] * size)
-    of_queries = name in _QUERIES
-    length = call.seq_len_q if of_queries else call.seq_len_kv
-    heads = call.num_heads if of_queries else call.num_kv_heads
+    is_query = name in _QUERIES
+    length = call.seq_len_q if is_query else call.seq_len_kv
+    heads = call.num_heads if is_query else call.num_kv_heads
     batch = call.batch
-    if call.page_size and not of_queries:
+    if call.page_size and not is_query:
         batch, length = shape[0], call.page_size
     if len(shape) == 3:  # packed: [rows, heads, dim]
         row, head = strides[:2]
     else:
-        is_heads_first = call.head_rows_q if of_queries else call.head_rows_kv
+        is_heads_first = call.head_rows_q if is_query else call.head_rows_kv
         head, row = strides[1:3] if is_heads_first else (strides[2], strides[1])
-    # A sequence of a packed array begins at its offset, whatever the stride of the batch.
+    # In a packed array sequences begin at their offsets, so the batch stride has no effect.
     return [batch, heads, length, shape[-1]], [length * heads * shape[-1], head, row, 1]
 
 
-def axes(of_tensor: tuple[list[int], list[int]]) -> list[tuple[int, int]]:
-    """Dim and stride of each axis, in no order of theirs."""
-    return sorted(zip(*of_tensor, strict=True))
+def axes(tensor: tuple[list[int], list[int]]) -> list[tuple[int, int]]:
+    """Dim and stride of each axis, sorted."""
+    return sorted(zip(*tensor, strict=True))
 
 
 def spec_for(case: Case, direction: str) -> tuple[AttentionSpec, dict[str, Any]]:
@@ -102,12 +102,12 @@ def spec_for(case: Case, direction: str) -> tuple[AttentionSpec, dict[str, Any]]
     CASES,
     ids=[f"{x.name} {x.heads_first or 'rows'}{' one pool' * x.one_pool} {y}" for x, y in CASES],
 )
-def test_strides(case: Case, direction: str):
+def test_strides_of_the_plan_are_those_of_the_arrays(case: Case, direction: str):
     spec, arrays = spec_for(case, direction)
     call = variants_of(spec)[0]
-    made = cudnn_arrays.backward_operands if call.backward else cudnn_arrays.forward_operands
+    operands_of = cudnn_arrays.backward_operands if call.backward else cudnn_arrays.forward_operands
     shapes = cudnn_arrays.backward_shapes if call.backward else cudnn_arrays.forward_shapes
-    operands = jax.eval_shape(lambda x: made(spec, call, x), arrays)
+    operands = jax.eval_shape(lambda x: operands_of(spec, call, x), arrays)
     names = names_of(call)
     assert len(names) == len(operands)
     by_name = {name: x.shape for name, x in zip(names, operands, strict=True)}
@@ -116,10 +116,10 @@ def test_strides(case: Case, direction: str):
     for number, name in enumerate(shapes(call)):
         uids[name] = len(names) - flags + number + 1
         by_name[name] = shapes(call)[name].shape
-    tensors, checked = planned(call), 0
+    tensors, checked = planned_tensors(call), 0
     for name in _CHECKED:
         if name in uids:
-            # Of key and value a backward pass has the last two axes swapped.
+            # A backward pass swaps the last two axes of key and value.
             wanted = expected(call, name, by_name[name])
             assert axes(tensors[uids[name]]) == axes(wanted), name
             checked += 1

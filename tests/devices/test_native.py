@@ -1,4 +1,4 @@
-"""Finding our own libraries: in the package or in a wheel beside it, or why none will do."""
+"""Finding the compiled libraries: in the package, in a wheel beside it, or why none is usable."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def copy_without_library(tmp_path: Path) -> Path:
     return package
 
 
-def reason(tmp_path: Path) -> str:
-    """Why cuDNN is not usable, as this copy of the package says it; empty if it is."""
-    return said_by(tmp_path, "library.find().unusable_reason")
+def unusable_reason(tmp_path: Path) -> str:
+    """Why cuDNN is not usable in this copy of the package; empty if it is usable."""
+    return value_in_copy(tmp_path, "library.find().unusable_reason")
 
 
-def said_by(tmp_path: Path, expression: str) -> str:
+def value_in_copy(tmp_path: Path, expression: str) -> str:
     code = f"""
 import sys
 sys.meta_path = [x for x in sys.meta_path if "editable" not in type(x).__module__]
@@ -53,34 +53,34 @@ REMEDY = (
     f"{attn_dispatch.__version__} beside it"
 )
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
-THIS = SUFFIX.split(".")[1]
+PYTHON = SUFFIX.split(".")[1]
 
 
-def test_without_the_library(tmp_path):
+def test_reason_without_the_library(tmp_path):
     copy_without_library(tmp_path)
-    said = reason(tmp_path)
-    assert said.startswith(f"attn_dispatch was installed without its CUDA library; {REMEDY} (")
+    message = unusable_reason(tmp_path)
+    assert message.startswith(f"attn_dispatch was installed without its CUDA library; {REMEDY} (")
 
 
-def test_a_library_for_another_python(tmp_path):
+def test_reason_for_a_library_for_another_python(tmp_path):
     package = copy_without_library(tmp_path)
     other = "cpython-39-x86_64-linux-gnu"
     (package / f"_cuda.{other}.so").write_text("")
-    said = reason(tmp_path)
+    message = unusable_reason(tmp_path)
     expected = "attn_dispatch's CUDA library was built for another Python: "
-    assert said.startswith(f"{expected}expected {THIS}, got {other}; {REMEDY} (")
+    assert message.startswith(f"{expected}expected {PYTHON}, got {other}; {REMEDY} (")
 
 
-def test_a_library_that_does_not_import(tmp_path):
+def test_reason_for_a_library_that_does_not_import(tmp_path):
     package = copy_without_library(tmp_path)
     (package / f"_cuda{SUFFIX}").write_text("not a library")
-    said = reason(tmp_path)
-    assert said.startswith(f"attn_dispatch's CUDA library could not be imported; {REMEDY} (")
-    assert "_cuda." in said
+    message = unusable_reason(tmp_path)
+    assert message.startswith(f"attn_dispatch's CUDA library could not be imported; {REMEDY} (")
+    assert "_cuda." in message
 
 
 def plugin(tmp_path: Path, name: str, version: str = attn_dispatch.__version__) -> Path:
-    """A wheel's package with the CUDA library that is built here."""
+    """A plugin wheel's package, with a link to the CUDA library of this build."""
     folder = tmp_path / name
     folder.mkdir()
     (folder / "__init__.py").write_text(f'__version__ = "{version}"\n')
@@ -93,52 +93,53 @@ def plugin(tmp_path: Path, name: str, version: str = attn_dispatch.__version__) 
 
 @needs_cudnn
 @pytest.mark.parametrize("cuda", [12, 13])
-def test_a_library_beside_the_package(tmp_path, cuda):
-    """And its stand-ins, without which it would not be usable here."""
+def test_library_in_a_wheel_beside_the_package_is_used(tmp_path, cuda):
+    """Its stand-in libraries, without which it is unusable here, are found as well."""
     copy_without_library(tmp_path)
     plugin(tmp_path, f"attn_dispatch_cuda{cuda}")
-    said = said_by(
+    message = value_in_copy(
         tmp_path,
         "(native_libraries.load(native_libraries.CUDA).__name__, library.find().unusable_reason)",
     )
-    assert said == str((f"attn_dispatch_cuda{cuda}._cuda", ""))
+    assert message == str((f"attn_dispatch_cuda{cuda}._cuda", ""))
 
 
 @pytest.mark.parametrize(
-    ("jax_is_for", "order"),
+    ("jax_cuda_versions", "order"),
     [((), (13, 12)), ((12,), (12, 13)), ((13,), (13, 12)), ((12, 13), (13, 12))],
 )
-def test_of_two_the_one_for_the_cuda_of_jax(monkeypatch, jax_is_for, order):
-    here = [f"jax_cuda{cuda}_plugin" for cuda in jax_is_for]
-    monkeypatch.setattr(native_libraries, "find_spec", lambda name: name if name in here else None)
+def test_plugin_for_the_cuda_version_of_jax_comes_first(monkeypatch, jax_cuda_versions, order):
+    plugins = [f"jax_cuda{cuda}_plugin" for cuda in jax_cuda_versions]
+    find_spec = lambda name: name if name in plugins else None  # noqa: E731
+    monkeypatch.setattr(native_libraries, "find_spec", find_spec)
     assert native_libraries.CUDA.plugins() == tuple(f"attn_dispatch_cuda{cuda}" for cuda in order)
 
 
 @needs_cudnn
-def test_the_library_in_the_package_comes_first(tmp_path):
+def test_library_in_the_package_comes_first(tmp_path):
     copy_without_library(tmp_path)
     folder = plugin(tmp_path, "attn_dispatch_cuda13", "0.0.0")
     shutil.copy(folder / f"_cuda{SUFFIX}", tmp_path / "attn_dispatch")
     assert (
-        said_by(tmp_path, "native_libraries.load(native_libraries.CUDA).__name__")
+        value_in_copy(tmp_path, "native_libraries.load(native_libraries.CUDA).__name__")
         == "attn_dispatch._cuda"
     )
 
 
 @needs_cudnn
-def test_a_library_of_another_version(tmp_path):
-    """Also where the other of the two would fit: it is not the one that JAX's CUDA asks for."""
+def test_reason_for_a_plugin_of_another_version(tmp_path):
+    """The plugin for CUDA 12 would fit, but JAX's CUDA version calls for the other one."""
     copy_without_library(tmp_path)
     plugin(tmp_path, "attn_dispatch_cuda12")
     plugin(tmp_path, "attn_dispatch_cuda13", "0.0.9")
-    assert reason(tmp_path) == (
+    assert unusable_reason(tmp_path) == (
         "attn-dispatch-cuda13 does not fit this attn-dispatch: expected version "
         f"{attn_dispatch.__version__}, got 0.0.9; install both of one version, or remove "
         "attn-dispatch-cuda13"
     )
 
 
-def test_a_wheel_for_another_python(tmp_path):
+def test_reason_for_a_wheel_for_another_python(tmp_path):
     copy_without_library(tmp_path)
     folder = tmp_path / "attn_dispatch_cuda13"
     folder.mkdir()
@@ -146,12 +147,15 @@ def test_a_wheel_for_another_python(tmp_path):
     other = "cpython-39-x86_64-linux-gnu"
     (folder / f"_cuda.{other}.so").write_text("")
     expected = "attn_dispatch's CUDA library was built for another Python: "
-    assert reason(tmp_path).startswith(f"{expected}expected {THIS}, got {other}; {REMEDY} (")
+    message = unusable_reason(tmp_path)
+    assert message.startswith(f"{expected}expected {PYTHON}, got {other}; {REMEDY} (")
 
 
-def test_a_rocm_wheel_of_another_version(tmp_path):
+def test_reason_for_a_rocm_wheel_of_another_version(tmp_path):
     copy_without_library(tmp_path)
     (tmp_path / "attn_dispatch_rocm.py").write_text('__version__ = "9.9.9"\n')
-    said = said_by(tmp_path, "attn_dispatch.aiter.library.find('gfx942').unusable_reason")
-    assert said.startswith("attn-dispatch-rocm does not fit this attn-dispatch: expected version ")
-    assert "got 9.9.9; " in said
+    message = value_in_copy(tmp_path, "attn_dispatch.aiter.library.find('gfx942').unusable_reason")
+    assert message.startswith(
+        "attn-dispatch-rocm does not fit this attn-dispatch: expected version "
+    )
+    assert "got 9.9.9; " in message

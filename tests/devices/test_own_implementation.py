@@ -1,4 +1,4 @@
-"""A package of somebody else's brings an implementation: examples/own_implementation."""
+"""A third-party package adds an implementation, as examples/own_implementation does."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ Q = jnp.asarray(np.random.default_rng(0).normal(size=(2, 10, 4, 8)), jnp.float32
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Makes a package that is installed in this process: its module's text and its entry point."""
+    """A function that installs a package, given its module's text and its entry point."""
 
     def install(text: str, entry: str) -> None:
         (tmp_path / "their_attention.py").write_text(text)
-        facts = tmp_path / "their_attention-1.2.dist-info"
-        facts.mkdir(exist_ok=True)
-        (facts / "METADATA").write_text(
+        metadata = tmp_path / "their_attention-1.2.dist-info"
+        metadata.mkdir(exist_ok=True)
+        (metadata / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: their-attention\nVersion: 1.2\n"
         )
-        (facts / "entry_points.txt").write_text(f"[{GROUP}]\n{entry}\n")
+        (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{entry}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "their_attention", raising=False)
         importlib.invalidate_caches()
         installed.cache_clear()
-        jax.clear_caches()  # calls were lowered before it was there
+        jax.clear_caches()  # earlier calls were lowered without it
 
     yield install
     installed.cache_clear()
 
 
-def toy(package) -> None:
+def install_toy(package) -> None:
     package((_TOY / "toy_attention.py").read_text(), "toy = their_attention")
 
 
-def test_it_takes_part_in_the_choice(package):
-    toy(package)
+def test_third_party_implementation_is_chosen_and_computes(package):
+    install_toy(package)
     assert select.names() == ("cudnn", "flash", "fa4", "aiter", "toy", "xla")
     explanation = explain(Q, Q, Q, is_causal=True)
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("toy", "toy")
@@ -71,14 +71,14 @@ def test_it_takes_part_in_the_choice(package):
     np.testing.assert_allclose(gradient("toy"), gradient("xla"), rtol=1e-4, atol=1e-5)
 
 
-def test_what_it_has_never_heard_of_is_refused_or_rewritten(package, recwarn):
-    toy(package)
+def test_features_that_it_does_not_list_are_refused_or_rewritten(package, recwarn):
+    install_toy(package)
     ids = jnp.ones((2, 10), jnp.int32)
     explanation = explain(Q, Q, Q, query_segment_ids=ids, dropout_rate=0.5,
                           dropout_key=jax.random.key(0), implementation="toy")  # fmt: skip
-    read = {*map(str, explanation.forward[0].reasons)}
-    assert read > {"segment ids: toy has none", "dropout: toy has none"}
-    assert any(x.startswith("bias: toy has none (of the call as rewritten: ") for x in read)
+    reasons = {*map(str, explanation.forward[0].reasons)}
+    assert reasons > {"segment ids: toy has none", "dropout: toy has none"}
+    assert any(x.startswith("bias: toy has none (of the call as rewritten: ") for x in reasons)
     explanation = explain(Q, Q, Q, sinks=jnp.zeros(4))
     assert explanation.chosen_forward == "toy"
     assert explanation.forward[4].rewrites == ("sinks: put into out and lse afterwards",)
@@ -93,7 +93,7 @@ def test_what_it_has_never_heard_of_is_refused_or_rewritten(package, recwarn):
         (None, "toy = nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
     ],
 )  # fmt: skip
-def test_a_package_that_cannot_be_used_is_a_reason(package, recwarn, text, entry, reason):
+def test_broken_package_is_reported_as_a_reason(package, recwarn, text, entry, reason):
     package(text or (_TOY / "toy_attention.py").read_text(), entry)
     explanation = explain(Q, Q, Q)
     assert explanation.chosen_forward == "xla" and not recwarn.list
@@ -109,7 +109,7 @@ REASONS = "\n\ndef not_supported_reasons(spec, device):\n    return "
 
 
 @pytest.mark.parametrize(
-    ("more", "reason"),
+    ("added", "reason"),
     [
         (REASONS + "None", "not_supported_reasons: expected sentences or Reasons, got None"),
         (REASONS + "'too wide'", "expected sentences or Reasons, got 'too wide'"),
@@ -121,35 +121,35 @@ REASONS = "\n\ndef not_supported_reasons(spec, device):\n    return "
         ("\n\ndef unusable_reason(device):\n    1 / 0", "toy: unusable_reason failed: ZeroDiv"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_it_breaks_nobodys_call(package, recwarn, more: str, reason: str):
-    package(TOY + more, "toy = their_attention")
+def test_mistake_in_the_package_does_not_break_calls(package, recwarn, added: str, reason: str):
+    package(TOY + added, "toy = their_attention")
     explanation = explain(Q, Q, Q)
     (verdict,) = (x for x in explanation.forward if x.implementation == "toy")
     assert reason in str(verdict.reasons[0]) and explanation.chosen_forward == "xla"
     assert dot_product_attention(Q, Q, Q).shape == Q.shape and not recwarn.list
 
 
-def test_wrong_results_are_named(package):
+def test_wrong_results_raise_with_expected_and_given(package):
     package(TOY.replace("out.astype(spec.dtype)", "out[0]", 1), "toy = their_attention")
     wrong = r"toy: forward: expected out as \['float32\[2, 10, 4, 8\]'\], got \['float32\[10, 4, 8"
     with pytest.raises(TypeError, match=wrong):
         dot_product_attention(Q, Q, Q)
 
 
-def test_a_call_that_an_extra_never_ran_is_no_fallback(package, recwarn):
-    toy(package)
+def test_call_that_the_package_never_ran_is_no_fallback(package, recwarn):
+    install_toy(package)
     with fallback("error"):
         dot_product_attention(Q, Q, Q, key_value_seq_lengths=jnp.array([3, 5]))
         jax.jvp(lambda q: dot_product_attention(q, Q, Q), (Q,), (Q,))
     assert not recwarn.list
 
 
-def test_a_name_that_is_taken_stays_ours(package):
+def test_built_in_name_cannot_be_taken(package):
     package((_TOY / "toy_attention.py").read_text(), "xla = their_attention")
     assert select.names() == ("cudnn", "flash", "fa4", "aiter", "xla")
 
 
-def test_every_feature_is_found_in_some_case():
+def test_named_cases_cover_every_feature():
     found = set()
     for case in (*CASES, Case("window", window_arrays=((3, 2),))):
         spec = spec_of(case.forward_options(needs_keep=case.dropout > 0), case.avals())
@@ -161,7 +161,7 @@ def test_every_feature_is_found_in_some_case():
     assert found == {*FEATURES}
 
 
-def test_who_knows_nothing_refuses_whatever_a_call_has():
+def test_package_without_features_refuses_every_feature():
     module = SimpleNamespace(FEATURES=(), not_supported_reasons=lambda spec, device: (),
                              plan=lambda spec, device: Plan("none", 0))  # fmt: skip
     entry = EntryPoint("none", "nothing", GROUP)
@@ -173,11 +173,11 @@ def test_who_knows_nothing_refuses_whatever_a_call_has():
         assert [str(x).split(":")[0] for x in reasons] == [*features_of(spec)]
 
 
-def test_verify_proves_it(package, tmp_path):
-    """As its author would: all named cases that it takes, and drawn ones."""
-    toy(package)
-    words = "--implementation toy --jobs 1 --random 40 --seed 5 --cases plain/* --out".split()
-    command = (sys.executable, "-m", "attn_dispatch", "verify", *words, str(tmp_path))
+def test_verify_command_checks_the_package(package, tmp_path):
+    """The command as the package's author runs it, with named cases and drawn ones."""
+    install_toy(package)
+    options = "--implementation toy --jobs 1 --random 40 --seed 5 --cases plain/* --out".split()
+    command = (sys.executable, "-m", "attn_dispatch", "verify", *options, str(tmp_path))
     paths = os.pathsep.join((str(tmp_path), *sys.path))
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
@@ -186,7 +186,7 @@ def test_verify_proves_it(package, tmp_path):
     assert " 0 failed, 0 crashed" in (next(tmp_path.glob("verify-toy-*.md"))).read_text()
 
 
-def test_the_page_shows_the_example():
+def test_docs_page_shows_the_example_and_every_feature():
     page = (ROOT / "docs/implementations.md").read_text()
     assert (_TOY / "toy_attention.py").read_text() in page
     assert all(f"`{x}`" in page for x in FEATURES)

@@ -38,14 +38,14 @@ from attn_dispatch.reason import sentences
         ("gfx950", "gfx950", "AMD Instinct MI350"),
     ],
 )
-def test_a_name(name: str, arch: str, product: str):
+def test_name_gives_arch_and_product(name: str, arch: str, product: str):
     device = parse(name)
     assert (device.arch, device.name, device.is_present) == (arch, product, False)
     assert device.platform == ("rocm" if arch.startswith("gfx") else "cuda")
 
 
 @pytest.mark.parametrize(("name", "platform"), [("cpu", "cpu"), ("CPU", "cpu"), ("tpu", "other")])
-def test_where_xla_computes_everything(name: str, platform: str):
+def test_only_xla_runs_on_cpu_and_tpu(name: str, platform: str):
     array = jax.ShapeDtypeStruct((1, 128, 4, 64), jnp.bfloat16)
     found = attn_dispatch.explain(array, array, array, target=name)
     assert (found.device.platform, found.device.arch) == (platform, name.lower())
@@ -56,7 +56,7 @@ def test_where_xla_computes_everything(name: str, platform: str):
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_each_product_is_of_an_arch_that_is_known(name: str):
+def test_each_product_has_a_known_arch(name: str):
     arch, product = PRODUCTS[name]
     assert parse(name).arch == parse(arch).arch == arch
     assert parse(product).arch == arch
@@ -65,34 +65,34 @@ def test_each_product_is_of_an_arch_that_is_known(name: str):
         assert f"sm{version // 10}" == arch
 
 
-def test_whose_properties_are_planned_with_is_said():
+def test_text_of_a_target_names_the_gpu_planned_for():
     assert str(parse("h100")) == "NVIDIA H100 (sm90, planned as an NVIDIA H200, not present)"
     assert str(parse("h200")) == "NVIDIA H200 (sm90, planned for, not present)"
     assert parse("h100").properties == parse("h200").properties
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "similar"),
     [("h1000", "h100"), ("H10", "h100"), ("sm91", "sm90"), ("rtx 5080", "rtx5090"),
      ("mi355", "mi355x"), ("gfx943", "gfx942"), ("90", "sm90")],
 )  # fmt: skip
-def test_a_typo_is_told_what_was_meant(name: str, meant: str, monkeypatch):
-    with pytest.raises(ValueError, match=f"got {name!r}; did you mean {meant!r}\\?$"):
+def test_error_for_a_typo_suggests_a_name(name: str, similar: str, monkeypatch):
+    with pytest.raises(ValueError, match=f"got {name!r}; did you mean {similar!r}\\?$"):
         parse(name)
-    with pytest.raises(ValueError, match=f"did you mean {meant!r}"), attn_dispatch.target(name):
+    with pytest.raises(ValueError, match=f"did you mean {similar!r}"), attn_dispatch.target(name):
         pass
     monkeypatch.setenv("ATTN_DISPATCH_TARGET", name)
-    with pytest.raises(ValueError, match=f"did you mean {meant!r}"):
+    with pytest.raises(ValueError, match=f"did you mean {similar!r}"):
         default_device()
 
 
 @pytest.mark.parametrize("name", ["hopper", "", "quantum", "9"])
-def test_where_nothing_looks_alike_nothing_is_proposed(name: str):
+def test_error_for_an_unlike_name_lists_all_names(name: str):
     with pytest.raises(ValueError, match=f"got '{name}'; products: a100, "):
         parse(name)
 
 
-def test_a_target_by_its_product_plans_as_by_its_arch(monkeypatch):
+def test_product_and_arch_name_the_same_target(monkeypatch):
     array = jax.ShapeDtypeStruct((1, 128, 4, 64), jnp.bfloat16)
     of_arch = attn_dispatch.explain(array, array, array, target="gfx942")
     of_product = attn_dispatch.explain(array, array, array, target="MI300X")

@@ -1,4 +1,4 @@
-"""README.md and docs: snippets run, commands exist, links lead somewhere, messages are real."""
+"""README.md and docs: snippets run, commands exist, links have targets, messages are real."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ import pytest
 import attn_dispatch
 from attn_dispatch_tools import cli
 from tests.support.repository import ROOT
+from tests.wrong_implementations import WRONG
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 NAMES = [str(x.relative_to(ROOT)) for x in PAGES]
-# Its snippets want frameworks: tests/integrations runs them.
-OF_FRAMEWORKS = "docs/integrations.md"
+# The snippets of this page need frameworks: tests/integrations runs them.
+FRAMEWORKS_PAGE = "docs/integrations.md"
 
 # A snippet with one of these in the line before its fence is not run here.
 NEEDS = {
@@ -35,14 +36,14 @@ _FENCE = re.compile(r"^(?P<before>[^\n]*\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$
 
 
 def fences(page: Path, *kinds: str) -> list[tuple[str, str]]:
-    """(line before it, code) of each fenced block of such a kind."""
+    """The (line before the block, code) of each fenced block of these kinds."""
     found = _FENCE.finditer(page.read_text("utf-8"))
     return [((x["before"] or "").strip(), x["code"]) for x in found if x["kind"] in kinds]
 
 
-@pytest.mark.parametrize("name", [x for x in NAMES if x != OF_FRAMEWORKS])
-def test_snippets_run_as_they_stand(name: str, monkeypatch):
-    """From top to bottom, each page by itself."""
+@pytest.mark.parametrize("name", [x for x in NAMES if x != FRAMEWORKS_PAGE])
+def test_the_snippets_of_a_page_run_in_order(name: str, monkeypatch):
+    """The snippets of one page share their names."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     names: dict[str, object] = {"__name__": "snippet"}
     for before, code in fences(ROOT / name, "python"):
@@ -52,7 +53,7 @@ def test_snippets_run_as_they_stand(name: str, monkeypatch):
             exec(compile(code, f"{name}: {code[:40]!r}", "exec"), names)
 
 
-def test_snippets_that_do_not_run_are_marked_and_few():
+def test_at_most_two_snippets_are_marked_as_not_run():
     marks = [before for page in PAGES for before, _ in fences(page, "python") if before in NEEDS]
     assert len(marks) <= 2, marks
     for page in PAGES:
@@ -62,7 +63,7 @@ def test_snippets_that_do_not_run_are_marked_and_few():
 
 
 def commands(page: Path) -> list[str]:
-    """Each command line of a page: of shell blocks, and of blocks that are indented."""
+    """Each command line of a page, in shell blocks, indented blocks and inline code."""
     blocks = [code for _, code in fences(page, "sh", "dockerfile")]
     text = _FENCE.sub("", page.read_text("utf-8"))
     blocks += re.findall(r"^    (?=\S)(.*)$", text, re.M)
@@ -72,7 +73,7 @@ def commands(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_command_lines_exist(name: str, capsys):
+def test_the_command_lines_of_a_page_are_valid(name: str, capsys):
     targets = re.findall(r"^([a-z-]+)(?: [a-z-]+)?:", (ROOT / "Makefile").read_text(), re.M)
     targets += ["serve"]
     for line in commands(ROOT / name):
@@ -85,31 +86,31 @@ def test_command_lines_exist(name: str, capsys):
             if words[1] not in cli.names():
                 assert words[1] == "COMMAND", line
             elif len(words) > 2 and "…" not in line:
-                _parsed(words[1:], line, capsys)
+                _check_arguments(words[1:], line, capsys)
         elif words[0] == "make":
             assert words[1] in targets, line
         elif words[0] in ("python", "python3", ".venv/bin/python") and words[1].endswith(".py"):
             assert (ROOT / words[1]).is_file(), line
 
 
-def _parsed(words: list[str], line: str, capsys) -> None:
+def _check_arguments(words: list[str], line: str, capsys) -> None:
     try:
         cli.parser().parse_args(words)
     except SystemExit as stop:
-        said = capsys.readouterr().err
-        if "invalid choice: 'toy'" in said or "invalid choice: 'NAME'" in said:
-            return  # an implementation of the reader's own
-        # Prose names an option without its value, or a command without what it needs.
+        error = capsys.readouterr().err
+        if "invalid choice: 'toy'" in error or "invalid choice: 'NAME'" in error:
+            return  # stands for an implementation that the reader writes
+        # Prose may name an option without its value, or a command without its arguments.
         is_prose = (
-            "expected one argument" in said
-            or "at least one argument" in said
-            or "arguments are required" in said
+            "expected one argument" in error
+            or "at least one argument" in error
+            or "arguments are required" in error
         )
-        assert stop.code == 0 or is_prose, f"{line}: {said}"
+        assert stop.code == 0 or is_prose, f"{line}: {error}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_extras_that_are_named_exist(name: str):
+def test_the_extras_on_a_page_exist(name: str):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = (ROOT / name).read_text("utf-8")
     for extras in re.findall(r"install[^\n`]*?['\"]?(?:\.|/src)\[([\w,]+)\]", text):
@@ -117,7 +118,7 @@ def test_extras_that_are_named_exist(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_lead_to_files_and_headings(name: str):
+def test_the_links_of_a_page_have_files_and_headings(name: str):
     text = _FENCE.sub("", (ROOT / name).read_text("utf-8"))
     for where in re.findall(r"\]\(([^)\s]+)\)", text):
         if where.startswith("http"):
@@ -135,7 +136,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", x.lower()).strip().replace(" ", "-") for x in headings}
 
 
-def test_each_message_of_troubleshooting_is_one_of_ours():
+def test_each_message_in_troubleshooting_is_in_the_code():
     page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
     headings = re.findall(r"^### `(.*)`$", page, re.M)
     assert len(headings) > 15
@@ -146,7 +147,7 @@ def test_each_message_of_troubleshooting_is_one_of_ours():
 
 
 def _strings() -> list[str]:
-    """All texts of the packages' code, with {} for what is put in."""
+    """All strings in the code of the packages, with {} for replaced parts."""
     found = []
     for path in Path(attn_dispatch.__file__).parents[1].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -179,7 +180,7 @@ class _Links(HTMLParser):
                 self.ids.add(value)
 
 
-def test_the_site_builds_without_a_warning_or_a_dead_link(tmp_path: Path):
+def test_the_site_builds_without_warnings_or_dead_links(tmp_path: Path):
     for module in ("material", "mkdocs", "mkdocstrings_handlers"):
         pytest.importorskip(module)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
@@ -210,7 +211,7 @@ def test_the_site_builds_without_a_warning_or_a_dead_link(tmp_path: Path):
     assert not dead
 
 
-def test_hooks_refuse_what_is_not_there(monkeypatch):
+def test_hooks_rewrite_links_and_refuse_missing_files(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
     hooks = importlib.import_module("hooks")
 
@@ -232,3 +233,9 @@ def test_hooks_refuse_what_is_not_there(monkeypatch):
     text = "[a](../y.md#b), [c](../../README.md)"
     changed = hooks.on_page_markdown(text, page=Page, config=config, files=[])
     assert changed == "[a](../y.md#b), [c](https://example.org/x/blob/main/README.md)"
+
+
+def test_pages_count_the_wrong_implementations():
+    for name in ("docs/design.md", "docs/proof.md"):
+        found = re.findall(r"(\d+) wrong implementations", (ROOT / name).read_text("utf-8"))
+        assert found and set(found) == {str(len(WRONG))}, name

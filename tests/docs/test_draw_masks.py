@@ -1,4 +1,4 @@
-"""The pictures of the docs show what calls do, and the committed ones are up to date."""
+"""The pictures of masks in the docs agree with the results of calls and are up to date."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PANELS = {
 
 
 @pytest.mark.parametrize("name", PANELS)
-def test_a_call_does_what_its_picture_shows(name: str):
+def test_a_call_attends_the_pairs_in_its_picture(name: str):
     panel = PANELS[name]
     call = panel.call()
     arrays = {x: call.pop(x) for x in ARRAY_ARGUMENTS if x in call}
@@ -52,21 +52,21 @@ def test_a_call_does_what_its_picture_shows(name: str):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_committed_files_show_what_the_library_says_now(name: str):
-    assert _described(DOCS / "masks" / f"{name}.svg") == FIGURES[name].text()
+def test_committed_pictures_are_up_to_date(name: str):
+    assert _description(DOCS / "masks" / f"{name}.svg") == FIGURES[name].text()
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_drawing(name: str, tmp_path: Path):
+def test_a_figure_is_drawn_as_committed(name: str, tmp_path: Path):
     matplotlib = pytest.importorskip("matplotlib")
     drawn = importlib.import_module("draw_masks").draw(FIGURES[name], tmp_path)
-    assert _described(drawn) == FIGURES[name].text()
+    assert _description(drawn) == FIGURES[name].text()
     committed = DOCS / "masks" / drawn.name
     if f"Matplotlib v{matplotlib.__version__}," in committed.read_text("utf-8"):
         assert drawn.read_bytes() == committed.read_bytes()
 
 
-def test_each_file_is_shown_on_its_page():
+def test_each_picture_is_shown_on_its_page():
     assert {path.stem for path in (DOCS / "masks").glob("*.svg")} == FIGURES.keys()
     for name, figures in PAGES.items():
         page = (DOCS / name).read_text("utf-8")
@@ -74,8 +74,8 @@ def test_each_file_is_shown_on_its_page():
         assert shown == {figure.name for figure in figures}, name
 
 
-def _described(path: Path) -> str:
-    """What a drawing says that it shows."""
+def _description(path: Path) -> str:
+    """The description in a picture's metadata."""
     found = ElementTree.parse(path).find(".//{http://purl.org/dc/elements/1.1/}description")
     assert found is not None and found.text is not None
     return found.text

@@ -1,4 +1,4 @@
-"""docs/models.md shows what is chosen, and every rewrite is taken by a call or a named case."""
+"""docs/models.md shows the implementations that are chosen, and each rewrite has a call or case."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.rewrite_cases import REWRITE_CASES
 
 PAGE = DOCUMENT.read_text()
 NUMBERS = [x[1] for x in re.finditer(r"^\d+\. (.*) \([\w, ]+\)$", PAGE, re.MULTILINE)]
-"""The rewrites that calls take, in the order of their numbers."""
+"""The rewrites of model calls, in the order of their numbers on the page."""
 
 EVERY = "ATTN_DISPATCH_TEST_EVERY_SIZE" in os.environ
-# cuDNN plans a call in a second or two; AITER has rules.
+# cuDNN plans a call in a second or two, so that one in four is planned here.
 PLANNED = MODEL_CALLS[:: 1 if EVERY else 4]
-WAYS = (("aiter", "gfx942"), ("cudnn", "sm90"), ("cudnn", "sm80"))
+TARGETS = (("aiter", "gfx942"), ("cudnn", "sm90"), ("cudnn", "sm80"))
 
 
 def row_of(call: ModelCall) -> list[str]:
@@ -34,7 +34,7 @@ def row_of(call: ModelCall) -> list[str]:
 
 
 def shown(call: ModelCall, target: str) -> list[str]:
-    """The cells of the page for this target."""
+    """The cells of a call on the page, for a target."""
     first = 3 + 2 * list(SHOWN).index(target)
     return [x.removesuffix(" |") for x in row_of(call)[first : first + 2]]
 
@@ -44,33 +44,33 @@ def found(call: ModelCall, target: str) -> list[str]:
     return [x.removesuffix(" |") for x in line.split(" | ")[3:5]]
 
 
-def test_there_are_forty_calls():
+def test_the_page_has_forty_calls_with_their_shapes():
     assert len(MODEL_CALLS) == len(set(map(str, MODEL_CALLS))) == 40
     assert all(row_of(call)[2] == call.shapes for call in MODEL_CALLS)
 
 
 @pytest.mark.parametrize("call", MODEL_CALLS, ids=str)
-def test_what_an_mi300x_runs(call: ModelCall):
+def test_the_page_shows_what_an_mi300x_runs(call: ModelCall):
     assert shown(call, "gfx942") == found(call, "gfx942")
 
 
 @needs_cudnn
 @pytest.mark.parametrize("call", PLANNED, ids=str)
-def test_what_an_h100_runs(call: ModelCall):
+def test_the_page_shows_what_an_h100_runs(call: ModelCall):
     assert shown(call, "sm90") == found(call, "sm90")
 
 
 @needs_cudnn
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda x: x.name)
-def test_a_call_or_a_named_case_takes_each_rewrite(rewrite: Rewrite):
+def test_each_rewrite_has_a_model_call_or_a_named_case(rewrite: Rewrite):
     if rewrite.name in NUMBERS:
-        assert not rewrite.needed_for, "a call of a model takes it"
+        assert not rewrite.needed_for, "a model call takes it"
         return
     assert f"- {rewrite.name}: `{rewrite.needed_for}`" in PAGE
     case = (BY_NAME | REWRITE_CASES)[rewrite.needed_for]
     assert any(
         rewrite in (x for x, _ in chain.steps)
-        for implementation, target in WAYS
+        for implementation, target in TARGETS
         for spec in calls_of(case)
         for reasons, chain in [reasons_and_chain(named(implementation), spec, parse(target))]
         if not reasons

@@ -1,7 +1,7 @@
-"""docs/notebook.ipynb runs from top to bottom, prints what it shows, and becomes a page.
+"""docs/notebook.ipynb runs in order, prints the outputs that it shows, and becomes a page.
 
-Its cells are executed by `exec`, as they are plain Python: a kernel of Jupyter's would be a hundred
-packages more. benchmarks/notebook.py makes its outputs in the same way.
+Its cells are plain Python and are executed by `exec`: a Jupyter kernel would need a hundred more
+packages. benchmarks/notebook.py makes the outputs in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def without_numbers(text: str) -> str:
 
 
 def test_cells_print_what_the_notebook_shows(monkeypatch):
-    """But for the numbers, as fewer documents are trained on here."""
+    """Numbers may differ, since the test trains on fewer documents."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     sources = ["".join(x["source"]) for x in CELLS]
     for old, new in SMALLER.items():
@@ -52,11 +52,11 @@ def test_cells_print_what_the_notebook_shows(monkeypatch):
         assert has_picture == source.endswith("\nfigure")
 
 
-def test_it_was_executed_in_order():
+def test_the_cells_were_executed_in_order():
     assert [x["execution_count"] for x in CELLS] == [*range(1, len(CELLS) + 1)]
 
 
-def test_it_becomes_a_page(monkeypatch):
+def test_the_notebook_becomes_a_page_with_pictures(monkeypatch):
     pytest.importorskip("mkdocs")
     monkeypatch.syspath_prepend(str(DOCS / "site"))
     monkeypatch.delitem(sys.modules, "notebook", raising=False)

@@ -1,4 +1,4 @@
-"""FlashAttention-4 by fa4-jax: its arrays with NumPy in the kernels' place, and every reason."""
+"""FlashAttention-4 (fa4-jax): its arrays with NumPy as the kernels, and every reason."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.small_cases import SMALL
 SM90 = parse("sm90")
 
 
-def takes(case: Case) -> bool:
-    """Whether the kernels run it, but for float32, in which results can be compared closely."""
+def is_supported(case: Case) -> bool:
+    """True if the kernels run the case, apart from float32, which allows a close comparison."""
     spec = spec_of(case.forward_options(), case.avals())
     return all(x.rule == "dtype" for x in rules.not_supported_reasons(spec, SM90))
 
@@ -38,13 +38,13 @@ DRAWN = [replace(x, dtype="float32") for x in draws.examples(60, 20261220) if x.
 
 @pytest.fixture
 def in_numpy(monkeypatch):
-    """NumPy for its kernels."""
+    """NumPy as the kernels."""
     monkeypatch.setattr(kernels, "forward", flash_in_numpy.forward)
     monkeypatch.setattr(kernels, "backward", flash_in_numpy.backward)
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
 
 
-NARROW = (
+NARROW_VALUES = (
     Case("mla", h=192, v=128, n=2, k=2, is_causal=True, alignment="bottom_right"),
     Case("mla_grouped", h=136, v=72, lse_grad=True),
     Case("mla_lengths", t=10, s=10, h=130, v=20, q_lengths=(7, 10), kv_lengths=(7, 10),
@@ -52,9 +52,9 @@ NARROW = (
     Case("mla_ragged", t=10, s=10, h=144, v=125, cu_q=((0, 3, 3, 10), (0, 1, 8, 10)),
          cu_kv=((0, 3, 3, 10), (0, 1, 8, 10)), longest=(7, 7), is_causal=True, lse_grad=True),
 )  # fmt: skip
-"""Calls whose values go narrower than their keys; grouped heads go forward alone on a GPU."""
+"""Calls whose values are narrower than their keys. On a GPU, grouped heads run forward only."""
 
-CASES = [*NAMED, *NARROW, *filter(takes, SMALL)]
+CASES = [*NAMED, *NARROW_VALUES, *filter(is_supported, SMALL)]
 
 
 def check_passes(case: Case) -> None:
@@ -69,16 +69,16 @@ def check_passes(case: Case) -> None:
     check(spec, results, reference(spec.options, operands))
 
 
-@pytest.mark.parametrize("case", [*CASES, *filter(takes, DRAWN)], ids=str)
-def test_results_and_gradients(in_numpy, case: Case):
+@pytest.mark.parametrize("case", [*CASES, *filter(is_supported, DRAWN)], ids=str)
+def test_results_and_gradients_agree_with_the_reference(in_numpy, case: Case):
     check_passes(case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_with_its_own_reference(monkeypatch, case: Case):
-    """The package in earnest, by formulas in the place of its kernels: it has to be installed.
+def test_package_with_its_reference_backend(monkeypatch, case: Case):
+    """The installed package, with its reference formulas instead of its kernels.
 
-    These compute out again for their gradients, which that of lse does without (lse_grad.py).
+    The formulas compute `out` again, so they cannot take the gradient of lse (lse_grad.py).
     """
     case = replace(case, lse_grad=False)
     pytest.importorskip("fa4_jax")
@@ -101,30 +101,30 @@ def test_with_its_own_reference(monkeypatch, case: Case):
         (256, 128, (256, 256), (256, 256)),
     ],
 )
-def test_head_dims_that_its_kernels_are_given(h, v, forward, back):
+def test_head_dims_are_padded_to_those_of_the_kernels(h, v, forward, back):
     case = Case("call", h=h, v=v, n=2, k=2, dtype="bfloat16")
     spec = spec_of(case.forward_options(), case.avals())
     calls = [call_of(x) for x in (spec, spec.backward(case.backward_options()))]
     assert [(x.head_dim, x.head_dim_v) for x in calls] == [forward, back]
 
 
-@pytest.mark.parametrize("case", NARROW, ids=str)
-def test_the_narrow_cases_are(case):
-    assert takes(case)
+@pytest.mark.parametrize("case", NARROW_VALUES, ids=str)
+def test_narrow_values_get_128_columns(case):
+    assert is_supported(case)
     spec = spec_of(case.forward_options(), case.avals())
     for x in (spec, spec.backward(case.backward_options())):
         assert (call_of(x).head_dim, call_of(x).head_dim_v) == (192, 128)
 
 
 @pytest.mark.parametrize(("v", "columns"), [(125, 128), (126, 192), (128, 192)])
-def test_the_gradient_of_lse_takes_columns_of_value(v, columns):
+def test_gradient_of_lse_needs_columns_of_value(v, columns):
     case = Case("call", h=192, v=v, n=2, k=2, dtype="bfloat16", lse_grad=True)
     spec = spec_of(case.forward_options(), case.avals())
     back = call_of(spec.backward(case.backward_options()))
     assert (back.head_dim, back.head_dim_v) == (192, columns)
 
 
-def test_the_plan_names_both_head_dims(monkeypatch):
+def test_plan_names_both_head_dims(monkeypatch):
     monkeypatch.setattr(library, "version", lambda: "0.1.0")
     for v, named in ((128, "192/128"), (192, "192")):
         case = Case("call", h=192, v=v, n=2, k=2, dtype="bfloat16")
@@ -141,7 +141,7 @@ def test_the_plan_names_both_head_dims(monkeypatch):
         ({"window": (None, 2)}, (False, True, (None, 2))),
     ],
 )
-def test_the_configuration_of_its_backend(monkeypatch, options, expected):
+def test_configuration_passed_to_the_backend(monkeypatch, options, expected):
     calls = []
 
     class Backend:
@@ -166,7 +166,7 @@ def test_the_configuration_of_its_backend(monkeypatch, options, expected):
     operands |= case.cotangents() | reference(spec.options, operands)
     back = spec.backward(case.backward_options())
     fa4.backward(back, SM90, to_jax({x: operands[x] for x in poisoned(back, operands)}))
-    # Forward head dims are multiples of 8, backward those that its kernels are compiled for.
+    # Forward head dims are multiples of 8; backward ones are those of the compiled kernels.
     assert [shape[-1] for _, shape, _, _ in calls] == [136, 192]
     for config, _, aux, sequences in calls:
         found = (config.causal, config.local, config.window)
@@ -185,7 +185,7 @@ def reasons(target: str, *shapes: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]
     return [tuple(map(str, x[0].reasons)) for x in (explanation.forward, explanation.backward)]
 
 
-def test_every_reason(monkeypatch):
+def test_every_reason_is_given(monkeypatch):
     monkeypatch.setattr(library, "version", lambda: "0.1.0")
     absent = "its kernels are compiled on the GPU that runs them, which is not present"
     grouped = (
@@ -205,23 +205,23 @@ def test_every_reason(monkeypatch):
     assert fa4.unusable_reason(SM90).startswith("not installed: pip install fa4-jax")
 
 
-def test_exported_modules_do_without_it(monkeypatch):
+def test_exported_modules_do_not_use_the_package(monkeypatch):
     monkeypatch.setattr(library, "version", lambda: "0.1.0")
     monkeypatch.setattr(library, "loading_failure", lambda: "")
-    here = replace(SM90, is_present=True)
-    assert fa4.unusable_reason(here) == ""
+    present = replace(SM90, is_present=True)
+    assert fa4.unusable_reason(present) == ""
     with settings.restored(replace(settings.current(), is_exporting=True)):
-        assert "another could not run the module" in fa4.unusable_reason(here)
+        assert "another could not run the module" in fa4.unusable_reason(present)
 
 
 @pytest.mark.parametrize(
     ("h", "v", "accumulated"), [(64, 64, 64), (72, 72, 96), (192, 128, 192), (136, 136, 192)]
 )
-def test_scratch_memory_is_what_its_backward_pass_accumulates(h, v, accumulated):
+def test_scratch_memory_covers_the_accumulated_gradients(h, v, accumulated):
     case = Case("call", b=2, t=300, s=200, n=4, k=4, h=h, v=v, dtype="bfloat16")
     spec = spec_of(case.forward_options(), case.avals())
     assert kernels.workspace_bytes(call_of(spec), 2) == 0
     back = spec.backward(case.backward_options())
-    rows = 2 * 384  # of queries, rounded up to tiles
+    rows = 2 * 384  # queries, rounded up to tiles
     least = 4 * rows * 4 * (accumulated + 2)
     assert least <= kernels.workspace_bytes(call_of(back), 2) <= 1.5 * least

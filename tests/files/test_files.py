@@ -1,5 +1,4 @@
-"""Files that others may have made: what is read ends, what is written is whole, locks are waited
-for until a deadline."""
+"""Files: reading has limits, writing replaces a file atomically, and locks have a deadline."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ def test_a_huge_file_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_is_no_file(tmp_path, kept, monkeypatch):
-    """Neither waits: a pipe without a writer is empty, and a device has no end."""
+def test_folders_pipes_and_devices_do_not_block_reading(tmp_path, kept, monkeypatch):
+    """Reading does not wait: a pipe without a writer is empty, and a device has no end."""
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(reading, "SECONDS", 0.1)
     with pytest.raises(IsADirectoryError, match="expected a file, got a folder"):
@@ -56,8 +55,8 @@ def test_what_is_no_file(tmp_path, kept, monkeypatch):
             reading.contents(Path("/dev/zero"))
 
 
-def test_a_pipe_is_read_to_its_end_and_a_silent_one_given_up(tmp_path, monkeypatch):
-    """As of `attn-dispatch plan <(make_calls)`, and of /dev/stdin."""
+def test_a_pipe_is_read_to_its_end_and_a_silent_one_times_out(tmp_path, monkeypatch):
+    """`attn-dispatch plan <(make_calls)` reads a pipe, as does /dev/stdin."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     opened = os.open(pipe, os.O_RDWR)
@@ -96,7 +95,7 @@ def test_a_pipe_is_read_to_its_end_and_a_silent_one_given_up(tmp_path, monkeypat
         (b'[{"a": 1, "b": {"c": 2, "d": 3, "c": 2}}]', "expected JSON, got 'c' twice in one ob"),
     ],
 )
-def test_json_that_is_none(tmp_path, content, reason):
+def test_invalid_json_is_refused_with_the_reason(tmp_path, content, reason):
     file = tmp_path / "file.json"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=reason) as raised:
@@ -104,15 +103,15 @@ def test_json_that_is_none(tmp_path, content, reason):
     assert str(file) in str(raised.value)
 
 
-def test_json(tmp_path):
+def test_json_is_read_as_utf_8(tmp_path):
     (tmp_path / "file.json").write_text('{"a": [1, "µ"]}' + "\n", encoding="utf-8")
     assert reading.json_file(tmp_path / "file.json") == {"a": [1, "µ"]}
     assert reading.json_value("[" * 100 + "]" * 100)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_a_new_file_is_as_the_process_makes_them(tmp_path, mask, monkeypatch):
-    """Without asking for the umask, which would change it for other threads."""
+def test_a_new_file_has_the_permissions_of_the_umask(tmp_path, mask, monkeypatch):
+    """os.umask is not called, since it would change the umask for other threads."""
     before = os.umask(mask)
     try:
         with monkeypatch.context() as patched:
@@ -126,8 +125,8 @@ def test_a_new_file_is_as_the_process_makes_them(tmp_path, mask, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path):
-    """A file may grow to 64 KiB: the write fails in its middle."""
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    """The limit of 64 KiB for a file makes the write fail halfway."""
     file = tmp_path / "file"
     file.write_text("before")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -141,7 +140,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     assert [x.name for x in tmp_path.iterdir()] == ["file"] and file.read_text() == "before"
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):
+def test_a_process_killed_while_writing_leaves_a_complete_file(tmp_path):
     file = tmp_path / "file"
     code = (
         "import sys; from pathlib import Path; from attn_dispatch.files import writing\n"
@@ -166,7 +165,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_begun_goes_after_an_hour_and_nothing_else(tmp_path):
+def test_only_unfinished_files_are_removed_after_an_hour(tmp_path):
     names = [f"begun-{'0' * 16}", f"begun-{'1' * 16}", "begun-notes", "plan"]
     for name in names:
         (tmp_path / name).touch()
@@ -177,7 +176,7 @@ def test_what_was_begun_goes_after_an_hour_and_nothing_else(tmp_path):
     assert writing.remove_stale(tmp_path / "nowhere") == []
 
 
-def test_a_lock_that_another_process_holds(tmp_path):
+def test_a_lock_held_by_another_process_times_out(tmp_path):
     lock = tmp_path / "lock"
     process = holder(lock)
     start = time.monotonic()
@@ -190,7 +189,7 @@ def test_a_lock_that_another_process_holds(tmp_path):
         pass
 
 
-def test_a_holder_that_is_stopped_or_killed(tmp_path):
+def test_a_lock_of_a_killed_process_can_be_taken(tmp_path):
     lock = tmp_path / "lock"
     process = holder(lock)
     process.send_signal(signal.SIGSTOP)
@@ -203,14 +202,14 @@ def test_a_holder_that_is_stopped_or_killed(tmp_path):
         pass
 
 
-def test_threads_take_turns(tmp_path):
-    inside, most = [0], [0]
+def test_threads_take_a_lock_one_at_a_time(tmp_path):
+    inside, max_inside = [0], [0]
 
     def enter() -> None:
         for _ in range(10):
             with locked(tmp_path / "lock"):
                 inside[0] += 1
-                most[0] = max(most[0], inside[0])
+                max_inside[0] = max(max_inside[0], inside[0])
                 time.sleep(0.0005)
                 inside[0] -= 1
 
@@ -219,10 +218,10 @@ def test_threads_take_turns(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1]
+    assert max_inside == [1]
 
 
-FORKS = (
+FORK_INSIDE_LOCK = (
     "import os, sys, time; from pathlib import Path\n"
     "from attn_dispatch.files.locking import locked\n"
     "with locked(Path(sys.argv[1])):\n"
@@ -233,20 +232,20 @@ FORKS = (
 )
 
 
-def test_a_child_that_was_forked_meanwhile_does_not_keep_it(tmp_path):
+def test_a_child_forked_inside_a_lock_does_not_keep_it(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "lock")],
+        [sys.executable, "-W", "ignore", "-c", FORK_INSIDE_LOCK, str(tmp_path / "lock")],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout == "taken again\n", done.stderr
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "dangling", "pipe", "folder", "device"])
-def test_what_is_no_lock(tmp_path, kind):
+def test_a_lock_that_is_no_regular_file_is_refused(tmp_path, kind):
     """Another user's link must not make this process touch a file of this user."""
     lock, precious = tmp_path / "lock", tmp_path / "precious"
     precious.write_text("precious")
-    made = {
+    make = {
         "link": lambda: lock.symlink_to(precious),
         "hard link": lambda: lock.hardlink_to(precious),
         "dangling": lambda: lock.symlink_to(tmp_path / "nowhere"),
@@ -254,7 +253,7 @@ def test_what_is_no_lock(tmp_path, kind):
         "folder": lock.mkdir,
         "device": lambda: lock.symlink_to("/dev/zero"),
     }
-    made[kind]()
+    make[kind]()
     with pytest.raises(OSError, match="expected a file to lock, got a link, a folder") as raised:
         with locked(lock, 0.1):
             raise AssertionError
@@ -262,7 +261,7 @@ def test_what_is_no_lock(tmp_path, kind):
     assert precious.read_text() == "precious" and not (tmp_path / "nowhere").exists()
 
 
-def test_a_lock_is_left_as_it_is(tmp_path):
+def test_locking_does_not_change_the_file(tmp_path):
     lock = tmp_path / "lock"
     lock.write_text("a note")
     with locked(lock):
@@ -270,7 +269,7 @@ def test_a_lock_is_left_as_it_is(tmp_path):
     assert lock.read_text() == "a note"
 
 
-def test_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
     def none(*_) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

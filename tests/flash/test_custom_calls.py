@@ -1,4 +1,4 @@
-"""FlashAttention's custom calls are those that dew-flash-attn's own Python makes."""
+"""FlashAttention's custom calls equal those of dew-flash-attn's Python package."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from attn_dispatch.flash import buffers
 from attn_dispatch.flash.generations import ALL
 from tests.scripts import flash_calls
 
-KEPT = json.loads(flash_calls.KEPT.read_text())
+RECORDED = json.loads(flash_calls.KEPT.read_text())
 
 
-def test_every_target_is_compared():
-    symbols = {x["custom_call"].split("(")[0].lstrip("@") for x in KEPT}
+def test_recorded_calls_cover_every_target():
+    symbols = {x["custom_call"].split("(")[0].lstrip("@") for x in RECORDED}
     assert symbols == {x.symbol for generation in ALL for x in generation.targets}
-    assert any(buffers.splits(flash_calls.call_of(_facts(x))) > 1 for x in KEPT)
+    assert any(buffers.splits(flash_calls.call_of(_facts(x))) > 1 for x in RECORDED)
 
 
-def test_ours_are_those_that_were_compared():
-    for row in KEPT:
+def test_custom_calls_equal_the_recorded_ones():
+    for row in RECORDED:
         assert flash_calls.ours(_facts(row)) == row["custom_call"], row
 
 
-def test_the_package_still_makes_them():
+def test_custom_calls_equal_those_of_the_installed_package():
     package = flash_calls.imported()
     if package is None:
         pytest.skip("needs dew-flash-attn")

@@ -1,4 +1,4 @@
-"""FlashAttention: its arrays with NumPy in the kernels' place, its custom calls, the choice."""
+"""FlashAttention: its arrays with NumPy as the kernels, its custom calls, and when it is chosen."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from tests.support.small_cases import SMALL
 SM90, SM80 = parse("sm90"), parse("sm80")
 
 
-def takes(case: Case) -> bool:
-    """Whether the kernels run it, but for float32, in which results can be compared closely."""
+def is_supported(case: Case) -> bool:
+    """True if the kernels run the case, apart from float32, which allows a close comparison."""
     reasons = rules.not_supported_reasons(
         spec_of(case.forward_options(), case.avals()), library.NAME
     )
     return all(x.rule == "dtype" for x in reasons)
 
 
-def takes_two(case: Case) -> bool:
+def is_supported_by_flash_2(case: Case) -> bool:
     spec = spec_of(case.forward_options(), case.avals())
     spec = spec.backward(case.backward_options())
     reasons = rules.not_supported_reasons(spec, library.NAME, FA2, "sm80")
@@ -54,24 +54,24 @@ def takes_two(case: Case) -> bool:
 
 
 DRAWN = [replace(x, dtype="float32") for x in draws.examples(120, 20261202) if x.t * x.s < 2**15]
-RUN = [*NAMED, *filter(takes, SMALL), *filter(takes, DRAWN)]
+SUPPORTED = [*NAMED, *filter(is_supported, SMALL), *filter(is_supported, DRAWN)]
 
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    """The package is there as far as one can tell, with NumPy for its kernels."""
+    """The package appears to be installed, with NumPy as its kernels."""
     monkeypatch.setattr(library, "version", lambda: "0.3.6")
     monkeypatch.setattr(kernels, "forward", flash_in_numpy.forward)
     monkeypatch.setattr(kernels, "backward", flash_in_numpy.backward)
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
 
 
-def test_the_named_cases_are_among_those_that_run():
-    assert all(map(takes, NAMED)) and len(RUN) > 50
+def test_named_cases_are_supported():
+    assert all(map(is_supported, NAMED)) and len(SUPPORTED) > 50
 
 
-@pytest.mark.parametrize("case", RUN, ids=str)
-def test_results_and_gradients(case: Case):
+@pytest.mark.parametrize("case", SUPPORTED, ids=str)
+def test_results_and_gradients_agree_with_the_reference(case: Case):
     check_passes(case, SM90)
 
 
@@ -87,16 +87,16 @@ def check_passes(case: Case, device: Device) -> None:
     check(spec, results, reference(spec.options, operands))
 
 
-@pytest.mark.parametrize("case", [x for x in RUN if takes_two(x)], ids=str)
-def test_results_and_gradients_of_flash_attention_2(monkeypatch, case: Case):
-    """The custom calls are NumPy's; XLA really computes what they leave to it."""
+@pytest.mark.parametrize("case", [x for x in SUPPORTED if is_supported_by_flash_2(x)], ids=str)
+def test_flash_attention_2_agrees_with_the_reference(monkeypatch, case: Case):
+    """NumPy stands in for the custom calls; XLA computes everything around them."""
     monkeypatch.undo()
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
-    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_two)
+    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_fa2)
     check_passes(case, SM80)
 
 
-def test_nan_in_one_batch_row_reaches_no_other():
+def test_nan_in_one_batch_row_does_not_reach_another():
     case = Case("lengths", t=10, s=10, q_lengths=(7, 10), kv_lengths=(7, 10), is_causal=True)
     operands, spec = case.operands(), spec_of(case.forward_options(), case.avals())
     out = operands["out"] = reference(spec.options, operands)["out"].astype(np.float32)
@@ -122,12 +122,12 @@ def chosen(*shapes, **options) -> tuple[str | None, str | None]:
 
 
 @needs_cudnn
-def test_who_is_faster_at_a_call_computes_it():
+def test_faster_implementation_is_chosen():
     causal = {"is_causal": True}
     assert chosen(*arrays(1024, 1024), **causal) == ("flash", "flash")
     assert chosen(*arrays(1024, 1024), **causal, implementation="cudnn") == ("cudnn", "cudnn")
-    assert chosen(*arrays(1, 4096)) == ("cudnn", "cudnn")  # who splits the keys of one query
-    assert chosen(*arrays(1024, 1024, b=16)) == ("cudnn", "flash")  # short, and of many rows
+    assert chosen(*arrays(1, 4096)) == ("cudnn", "cudnn")  # cuDNN splits the keys of one query
+    assert chosen(*arrays(1024, 1024, b=16)) == ("cudnn", "flash")  # short, with many rows
     assert chosen(*arrays(2048, 2048, h=192, v=128), **causal) == ("cudnn", "cudnn")
     assert chosen(*arrays(8192, 8192, h=192, v=128), **causal) == ("flash", "cudnn")
     for count, name in ((16, "flash"), (64, "cudnn")):
@@ -137,7 +137,7 @@ def test_who_is_faster_at_a_call_computes_it():
         longest = dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), 4096)
         assert chosen(*qkv, **packed, **longest, **causal) == (name, name)
     assert chosen(*arrays(1024, 1024), logits_soft_cap=30.0, **causal) == ("cudnn", "cudnn")
-    # As it is, or by cuDNN: a sink is put in afterwards only where that refuses the call.
+    # cuDNN supports sinks; flash adds them afterwards only where cuDNN refuses the call.
     sinks = jax.ShapeDtypeStruct((8,), jnp.float32)
     assert chosen(*arrays(1024, 1024), sinks=sinks, **causal) == ("cudnn", "cudnn")
     assert chosen(*arrays(64, 64), sinks=sinks, implementation="flash") == ("flash", "flash")
@@ -153,8 +153,8 @@ def test_who_is_faster_at_a_call_computes_it():
         ("sm120", 200, ("cudnn", "xla")),
     ],
 )
-def test_flash_attention_2_is_for_what_cudnn_refuses(target, head_dim, expected):
-    """Nobody has measured it, and its library has no backward pass of wider heads but on sm80."""
+def test_flash_attention_2_runs_only_what_cudnn_refuses(target, head_dim, expected):
+    """FlashAttention-2 is unmeasured here, and runs wide heads backward only on sm80."""
     options = {"query_segment_ids": jax.ShapeDtypeStruct((2, 512), jnp.int32), "max_segments": 4}
     for kind in ({}, options):
         found = explain(*arrays(512, 512, h=head_dim, v=head_dim), **kind, target=target)
@@ -167,7 +167,7 @@ def test_flash_attention_2_is_for_what_cudnn_refuses(target, head_dim, expected)
 
 
 @needs_cudnn
-def test_what_is_not_installed_is_not_missed(monkeypatch, recwarn):
+def test_missing_package_causes_no_warning(monkeypatch, recwarn):
     monkeypatch.setattr(library, "version", lambda: None)
     explanation = explain(*arrays(1024, 1024), target="sm90")
     assert explanation.chosen_forward == "cudnn"
@@ -180,7 +180,7 @@ def test_what_is_not_installed_is_not_missed(monkeypatch, recwarn):
     with planning_for("sm90"):
         text = lowered_for_cuda(jax.jit(lambda *x: dot_product_attention(*x)), q, k, v)
         assert set(calls_in(text)) == {cudnn.FORWARD_TARGET} and not recwarn.list
-        # XLA stands in for the vendor's kernel, and that alone is missed.
+        # The call falls back to XLA; the warning is about cuDNN only.
         with pytest.warns(AttentionFallbackWarning) as given:
             wide = jax.ShapeDtypeStruct((2, 64, 8, 64), jnp.float32)
             loss = jax.grad(lambda q: dot_product_attention(q, q, q).sum())
@@ -192,15 +192,15 @@ def test_what_is_not_installed_is_not_missed(monkeypatch, recwarn):
     ("version", "fits"),
     [("0.3.5", False), ("0.3.6+cu130", True), ("0.3.10", True), ("0.4.0", False), ("?", False)],
 )
-def test_other_versions_of_the_package_are_a_reason(monkeypatch, version: str, fits: bool):
+def test_other_versions_of_the_package_give_a_reason(monkeypatch, version: str, fits: bool):
     monkeypatch.setattr(library, "version", lambda: version)
     assert flash.unusable_reason(SM90) == ("" if fits else (
         f"dew-flash-attn from 0.3.6 to below 0.4 is needed, and {version} is installed"
     ))  # fmt: skip
 
 
-def test_short_batch_rows_are_not_spread(monkeypatch):
-    """A tile apart, 70,000 rows of 8 would be 25 times as large."""
+def test_many_short_batch_rows_are_not_spaced_out(monkeypatch):
+    """With a tile between them, 70,000 rows of 8 would take 25 times the memory."""
     lengths = jax.ShapeDtypeStruct((70_000,), jnp.int32)
     options = {"key_value_seq_lengths": lengths, "implementation": "flash", "target": "sm90"}
     (verdict,) = explain(*arrays(8, 8, b=70_000), **options).forward
@@ -221,7 +221,7 @@ def test_short_batch_rows_are_not_spread(monkeypatch):
     assert verdict.scratch_bytes == 2 * 2 * rows * (8 + 2) * 64 + 8
 
 
-def test_every_reason():
+def test_every_reason_is_given():
     q = jax.ShapeDtypeStruct((2, 64, 8, 260), jnp.float32)
     k = jax.ShapeDtypeStruct((2, 96, 8, 260), jnp.float32)
     explanation = explain(q, k, k, is_causal=True, logits_soft_cap=2.0, implementation="flash",
@@ -238,7 +238,7 @@ def test_every_reason():
     )
 
 
-def test_more_batch_rows_than_a_grid_has_blocks_go_backward_in_parts():
+def test_backward_pass_beyond_the_launch_grid_runs_in_parts():
     explanation = explain(*arrays(8, 8, b=70_000), implementation="flash", target="sm90")
     assert explanation.chosen_forward == explanation.chosen_backward == "flash"
     (verdict,) = explanation.backward
@@ -251,12 +251,12 @@ def test_more_batch_rows_than_a_grid_has_blocks_go_backward_in_parts():
     assert explanation.backward[0].reasons == verdict.reasons_as_it_is
 
 
-def test_a_library_that_cannot_be_loaded_is_a_reason(monkeypatch, tmp_path):
-    """Such as one for another CUDA, on a machine with a GPU."""
+def test_library_that_does_not_load_gives_a_reason(monkeypatch, tmp_path):
+    """As if a machine with a GPU had a library for another CUDA version."""
     (tmp_path / FA3.library).write_text("not a library")
     monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    here = replace(SM90, is_present=True)
-    assert "dew-flash-attn's library cannot be loaded: " in flash.unusable_reason(here)
+    present = replace(SM90, is_present=True)
+    assert "dew-flash-attn's library cannot be loaded: " in flash.unusable_reason(present)
     assert not flash.unusable_reason(SM90)
     with pytest.raises(RuntimeError, match="library cannot be loaded"):
         flash.register()
@@ -267,8 +267,8 @@ def lowered(function, *arguments) -> dict:
         return calls_in(lowered_for_cuda(jax.jit(function), *arguments))
 
 
-def test_the_custom_calls(monkeypatch):
-    """Results and attributes that the library asks for, in a program for a GPU that is not here."""
+def test_operands_results_and_attributes_of_custom_calls(monkeypatch):
+    """The program for an absent GPU has the results and attributes that the library requires."""
     monkeypatch.undo()
     monkeypatch.setattr(library, "version", lambda: "0.3.6")
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
@@ -295,7 +295,7 @@ def test_the_custom_calls(monkeypatch):
     assert results[3:] == [f"{8 * (96 + 128 * 12)}xf32"] * 2
 
 
-def test_rows_are_cleared_in_place_by_the_cuda_library(monkeypatch):
+def test_cuda_library_clears_rows_in_place(monkeypatch):
     monkeypatch.setattr(clear_rows, "_native", lambda: object())
     rows, flags = jax.ShapeDtypeStruct((6, 2, 8), jnp.bfloat16), jax.ShapeDtypeStruct((6,), "bool")
     line, operands, _ = lowered(clear_rows.cleared, rows, flags)[clear_rows.TARGET]
@@ -306,16 +306,16 @@ def test_rows_are_cleared_in_place_by_the_cuda_library(monkeypatch):
     np.testing.assert_array_equal(out, [1, 0, np.nan])
 
 
-def test_one_array_for_both_sides_is_known_to_be():
-    def kinds(**options) -> tuple[Reason, ...]:
+def test_one_array_for_both_sides_counts_as_equal_lengths():
+    def reasons(**options) -> tuple[Reason, ...]:
         q, k, v = arrays(64, 64)
         options |= {"is_causal": True, "implementation": "flash", "target": "sm90"}
         return explain(q, k, v, **options).forward[0].reasons
 
     lengths, others = (jax.ShapeDtypeStruct((2,), jnp.int32) for _ in range(2))
     ids = jax.ShapeDtypeStruct((2, 64), jnp.int32)
-    assert not kinds(query_seq_lengths=lengths, key_value_seq_lengths=lengths)
-    assert not kinds(query_segment_ids=ids, max_segments=3)
-    assert kinds(query_seq_lengths=lengths, key_value_seq_lengths=others)
-    assert kinds(key_value_seq_lengths=lengths)
-    assert not kinds(key_value_seq_lengths=lengths, causal_alignment="bottom_right")
+    assert not reasons(query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+    assert not reasons(query_segment_ids=ids, max_segments=3)
+    assert reasons(query_seq_lengths=lengths, key_value_seq_lengths=others)
+    assert reasons(key_value_seq_lengths=lengths)
+    assert not reasons(key_value_seq_lengths=lengths, causal_alignment="bottom_right")

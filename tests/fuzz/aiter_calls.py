@@ -1,9 +1,9 @@
-"""Draws custom calls of AITER: attributes and buffers' shapes, mutated from real calls.
+"""Drawn custom calls of AITER, whose attributes and buffer shapes are mutated from real calls.
 
-A call is refused with a sentence that names what is wrong, or prepared. What is prepared touches
-memory inside its buffers alone: Python's integers recompute it from the sizes and strides that
-AITER would be given. Where it is small it runs on the emulator as well, each buffer between red
-zones. A call that is not mutated gives what its handler gives.
+A call must be refused with a sentence that names what is wrong, or be prepared. A prepared call may
+touch only memory inside its buffers, which is computed again in Python's integers from the sizes
+and strides that AITER would get. A small call also runs on the emulator, with red zones around each
+buffer. A call without mutations must give the results of its handler.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tests.support.emulator.native import Backward, Forward, Refused, SplitKv
 
 _KINDS = {aiter.FORWARD_TARGET: (0, Forward), aiter.BACKWARD_TARGET: (1, Backward),
           aiter.SPLIT_KV_TARGET: (2, SplitKv)}  # fmt: skip
-"""By custom call: the number of its Pass in rocm_backend/call_site.h, and its struct."""
+"""The number of each custom call's Pass in rocm_backend/call_site.h, and its struct."""
 
 _DTYPES = {
     np.dtype(ml_dtypes.bfloat16): 16, np.dtype(np.float16): 10, np.dtype(np.float32): 11,
     np.dtype(np.int32): 4, np.dtype(np.uint32): 8, np.dtype(np.int8): 2, np.dtype(np.float64): 12,
 }  # fmt: skip
-"""XLA_FFI_DataType of c_api.h."""
+"""The number of each dtype in XLA_FFI_DataType of c_api.h."""
 
 _INT32 = 2**31 - 1
 _SIZES = (0, 1, 2, 3, 7, 8, 16, 127, 128, 129, 256, 264, 65535, 65536, 2**20, 2**24, 2**30, _INT32,
@@ -59,7 +59,7 @@ _WORDS = {
 }
 _REFUSAL = re.compile(r"[\w ]+: expected .+, got .*|expected \d+ operands and \d+ results, got .+")
 _ABOUT_DATA = re.compile(r"seqstart_|seqlen_|sequence \d|page_table\[")
-"""What the emulator says of numbers on the device, which a handler does not see."""
+"""The emulator's messages about values on the device, which a handler does not read."""
 
 _BOTH = ("gfx942", "gfx950")
 _CASES = dict.fromkeys(
@@ -69,19 +69,19 @@ _CASES = dict.fromkeys(
      "paged_one_pool", "paged_heads_first_alibi"),
     ("gfx942",),
 ) | {"asm_lse_grad": _BOTH, "asm_packed": _BOTH}  # fmt: skip
-"""Of aiter_cases.py, with the GPUs that each is lowered for."""
+"""Names of cases in aiter_cases.py, with the GPUs that each is lowered for."""
 
 _REAL_CALLS = build.FOLDER / "real_aiter_calls.pickle"
 
-_RED = 64
-_MOST_BYTES, _MOST_SCORES = 2**23, 2**18
+_RED_ZONE = 64
+_MAX_BYTES, _MAX_SCORES = 2**23, 2**18
 _SHARE_BY_XLA = 0.02
-"""Of the mutated calls: compiled and run by XLA as well, which takes a hundred times as long."""
+"""The share of mutated calls that XLA compiles and runs too, which takes a hundred times longer."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One custom call: its attributes, and its buffers as shapes and dtypes."""
+    """One custom call: its attributes, and the shapes and dtypes of its buffers."""
 
     target: str
     attributes: dict[str, Any]
@@ -90,7 +90,7 @@ class Drawn:
     values: tuple[np.ndarray, ...] = field(repr=False, default=())
     """The operands of the call that it was mutated from."""
     answers: tuple[np.ndarray, ...] = field(repr=False, default=())
-    """The results of that call, as its handler gave them."""
+    """The results that the handler gave for that call."""
 
     @property
     def buffers(self) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -128,9 +128,9 @@ def draw(seed: int) -> str:
 
 
 def write_real_calls() -> None:
-    """Those that the front end makes of small cases, with what they are given and give.
+    """Write the calls that the front end makes for small cases, with their operands and results.
 
-    To make them takes longer than a draw may.
+    Making them takes longer than the time of a draw.
     """
     cases = [(x, gfx) for x in AITER_CASES for gfx in _CASES.get(x.name, ())]
     calls = [call for case, gfx in cases for call in _calls_of(case, gfx)]
@@ -160,7 +160,7 @@ def _calls_of(case: Case, gfx: str) -> list[Drawn]:
                 tuple((x.shape, np.dtype(x.dtype)) for x in arrays.values()),
                 tuple((x.shape, np.dtype(x.dtype)) for x in results.values()),
                 tuple(arrays.values()),
-                # Scratch is of no interest, and of dbias the handler zeroes what is not written.
+                # Scratch is not compared, nor dbias, part of which the handler only zeroes.
                 tuple(y for x, y in given.items() if x in ("out", "lse", "dq", "dk", "dv")),
             )
         )
@@ -179,11 +179,11 @@ def _calls_of(case: Case, gfx: str) -> list[Drawn]:
 
 
 def _run_case(case: Case, gfx: str, operands: dict[str, jax.Array]) -> None:
-    device, options, asked = parse(gfx), case.forward_options(), operands
+    device, options, operands_of_call = parse(gfx), case.forward_options(), operands
     if case.page:
-        options, asked = paged_options(case, options), in_pages(case, operands)
-    asked = {x: asked[x] for x in options.operands}
-    aiter.forward(spec_of(options, asked), device, asked)
+        options, operands_of_call = paged_options(case, options), in_pages(case, operands)
+    operands_of_call = {x: operands_of_call[x] for x in options.operands}
+    aiter.forward(spec_of(options, operands_of_call), device, operands_of_call)
     if case.inference or case.soft_cap:
         return
     given = operands | {"out": operands["out_grad"]}
@@ -249,12 +249,12 @@ def _change_count(call: Drawn, rng: random.Random) -> Drawn:
 
 
 def _change_size(call: Drawn, rng: random.Random) -> Drawn:
-    """A size wherever it stands: often another call that is right, sometimes far too large."""
+    """Change a size in all buffers: this often gives another valid call, or one far too large."""
     sizes = {x for shape, _ in call.buffers for x in shape}
     old = rng.choice(sorted(sizes)) if sizes else 1
     new = rng.choice((*_SIZES, old + 1, old + 8, 2 * old, 3 * old, 1000 * old, 2**17 * old))
 
-    def renamed(buffers):
+    def replaced(buffers):
         return tuple((tuple(new if x == old else x for x in shape), y) for shape, y in buffers)
 
     lengths = {
@@ -263,7 +263,7 @@ def _change_size(call: Drawn, rng: random.Random) -> Drawn:
         if call.attributes[x] == old
     }
     return replace(
-        call, operands=renamed(call.operands), results=renamed(call.results),
+        call, operands=replaced(call.operands), results=replaced(call.results),
         attributes=call.attributes | lengths,
     )  # fmt: skip
 
@@ -274,12 +274,12 @@ _MUTATIONS = (_change_attribute,) * 4 + (_change_size,) * 3 + (
 
 
 def _address(at: int) -> int:
-    """Of a buffer that is nowhere, as far from the others as any can be large."""
+    """The address of a buffer that does not exist, far enough from all others for any size."""
     return (at + 1) << 55
 
 
 def _prepared(call: Drawn, addresses: list[int] | None = None) -> tuple[str, Any]:
-    """The handler's sentence, or the struct that AITER would be given."""
+    """The handler's refusal, or the struct that AITER would get."""
     kind, struct = _KINDS[call.target]
     filled, message = struct(), ctypes.create_string_buffer(4096)
     buffers = call.buffers
@@ -312,7 +312,7 @@ def _bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def _check_inside(call: Drawn, struct: Any) -> None:
-    """Every array that AITER would touch, in a buffer that is as large."""
+    """Check that every array that AITER would touch lies inside a buffer."""
     ends = {_address(i): _address(i) + _bytes(*buffer) for i, buffer in enumerate(call.buffers)}
     arrays = touched(struct, call.attributes["arch"])
     assert len(arrays) >= 4
@@ -323,12 +323,12 @@ def _check_inside(call: Drawn, struct: Any) -> None:
 
 
 def _check_by_xla(call: Drawn, sentence: str) -> None:
-    """The handler, called by XLA, refuses what its steps refuse, with the same words."""
+    """Check that the handler, called by XLA, refuses a call with the sentence of its steps."""
     shapes = [x for x, _ in call.buffers]
     is_small = all(x >= 0 for shape in shapes for x in shape) and (
-        sum(_bytes(*x) for x in call.buffers) < _MOST_BYTES
+        sum(_bytes(*x) for x in call.buffers) < _MAX_BYTES
     )
-    # XLA removes calls whose results are all empty, and its threads take 1e-45 for 0.
+    # XLA removes calls whose results are all empty, and its threads read 1e-45 as 0.
     is_kept = call.results and all(min(shape, default=1) > 0 for shape in shapes)
     is_same = call.attributes["arch"] in _BOTH and 1e-45 not in call.attributes.values()
     has_dtypes = np.dtype(np.float64) not in [x for _, x in call.buffers]
@@ -349,17 +349,17 @@ def _check_by_xla(call: Drawn, sentence: str) -> None:
 
 
 def _run(call: Drawn, struct: Any) -> tuple[str, list[np.ndarray]]:
-    """Runs the call on the emulator, if it is small; its results, without their red zones."""
+    """Run the call on the emulator, if it is small; return the results without red zones."""
     scores = struct.call.batch * struct.call.num_heads * struct.call.max_seq_len_q
-    if sum(_bytes(*x) for x in call.buffers) > _MOST_BYTES:
+    if sum(_bytes(*x) for x in call.buffers) > _MAX_BYTES:
         return "prepared, too large to run", []
-    if scores * struct.call.max_seq_len_kv > _MOST_SCORES:
+    if scores * struct.call.max_seq_len_kv > _MAX_SCORES:
         return "prepared, too long to run", []
     emulator = aiter_emulated.emulator()
     emulator.reset()
     emulator.set_arch(call.attributes["arch"])
-    arenas = [np.full(_bytes(*x) + 2 * _RED, 0xA5, np.uint8) for x in call.buffers]
-    insides = [x[_RED:-_RED] for x in arenas]
+    arenas = [np.full(_bytes(*x) + 2 * _RED_ZONE, 0xA5, np.uint8) for x in call.buffers]
+    insides = [x[_RED_ZONE:-_RED_ZONE] for x in arenas]
     for inside, is_sum in zip(insides[len(call.operands) :], _is_sum(call), strict=True):
         inside[:] = 0 if is_sum else 0xFF
     for inside, value in zip(insides, call.values, strict=False):
@@ -372,15 +372,17 @@ def _run(call: Drawn, struct: Any) -> tuple[str, list[np.ndarray]]:
     try:
         emulator.run(struct)
     except Refused as refused:
-        assert _ABOUT_DATA.match(str(refused)), f"taken, and the emulator says: {refused}"
+        assert _ABOUT_DATA.match(str(refused)), f"the emulator refuses a prepared call: {refused}"
         return "wrong numbers on the device", []
     for arena in arenas:
-        assert (arena[:_RED] == 0xA5).all() and (arena[-_RED:] == 0xA5).all(), "a red zone changed"
+        assert (arena[:_RED_ZONE] == 0xA5).all() and (arena[-_RED_ZONE:] == 0xA5).all(), (
+            "a red zone changed"
+        )
     return "ran", insides[len(call.operands) :]
 
 
 def _is_sum(call: Drawn) -> list[bool]:
-    """Which results AITER adds to: dq_acc and dbias, and of 16-bit kernels dq."""
+    """Whether AITER adds to each result: to dq_acc and dbias, and to dq in 16-bit kernels."""
     if call.target != aiter.BACKWARD_TARGET:
         return [False] * len(call.results)
     names = ["dq", "dk", "dv", *["dbias"] * bool(call.attributes["has_dbias"]), "", "dq_acc"]

@@ -1,4 +1,4 @@
-"""Folders of AITER's builds that somebody else has made: a small valid one with something wrong."""
+"""Drawn folders of AITER builds: a small valid one with some parts changed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _BUILD = AiterBuild(
     False, 6297, 1, "2026-11-21T00:00:00+00:00",
 )  # fmt: skip
 _KERNEL = f"hsa/{_ARCH}/fmha_v3_fwd/forward.co"
-_MOST_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 
 
 def draw(seed: int) -> str:
-    """One folder: what is wrong with it, or that it is used."""
+    """Load one folder. Returns what was wrong with it, or that it is used."""
     random = Random(seed)
-    with tempfile.TemporaryDirectory() as around:
-        root = str(Path(around, "builds"))
+    with tempfile.TemporaryDirectory() as parent:
+        root = str(Path(parent, "builds"))
         os.environ["ATTN_DISPATCH_AITER"] = root
         folder = Path(root, _ARCH)
         _make(folder)
@@ -48,11 +48,11 @@ def draw(seed: int) -> str:
             return "used as it is" if not changes else "used"
         assert (
             changes
-            and 0 < len(found.unusable_reason) < _MOST_CHARACTERS
+            and 0 < len(found.unusable_reason) < _MAX_CHARACTERS
             and "\n" not in found.unusable_reason
         )
         assert str(folder) in found.unusable_reason or "build-aiter" in found.unusable_reason
-    words = (
+    causes = (
         "not built",
         "cannot be read",
         "not a record",
@@ -61,11 +61,11 @@ def draw(seed: int) -> str:
         "has AITER",
         "ASM kernels",
     )
-    return next((x for x in words if x in found.unusable_reason), "the library")
+    return next((x for x in causes if x in found.unusable_reason), "the library")
 
 
 def _load(path: Path, arch: str) -> None:
-    """In place of `_rocm`, whose library is loaded once and for all."""
+    """A stand-in for `_rocm`, which can load only one library in a process."""
     try:
         ctypes.CDLL(path)
     except OSError as error:
@@ -81,7 +81,7 @@ def _make(folder: Path) -> None:
 
 @cache
 def _some_library() -> str:
-    """A library that loads: one that this process has."""
+    """A library that can be loaded: one that this process has loaded."""
     maps = Path("/proc/self/maps").read_text().split()
     return next(x for x in maps if x.startswith("/") and "/libc.so" in x)
 
@@ -101,7 +101,7 @@ def _change_root(random: Random, folder: Path) -> None:
 
 
 def _put(random: Random, path: Path, content: bytes, strange: float) -> None:
-    """In the place of what is there, if there is a place."""
+    """Replace what is at a path by a file or by something strange, if its folder exists."""
     if not path.parent.is_dir():
         return
     if path.is_dir() and not path.is_symlink():

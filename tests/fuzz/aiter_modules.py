@@ -1,8 +1,8 @@
-"""Serialized programs with a changed custom call of AITER, read again, compiled and run.
+"""Serialized programs with a changed custom call of AITER, which are read again, compiled and run.
 
-They are exported for an MI300X that is not here, and run by the ROCm library's handlers on this
-CPU, with the emulator behind them. What is refused must be refused with the words in which the
-handler's own steps refuse the same attributes; what is not changed must give what XLA gives.
+They are exported for an MI300X, which need not be present, and run on this CPU by the handlers of
+the ROCm library and the emulator. A call must be refused with the sentence by which the handler's
+steps refuse the same attributes; a call that is not changed must give XLA's results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support import aiter_emulated
 
 _TARGETS = (aiter.FORWARD_TARGET, aiter.BACKWARD_TARGET, aiter.SPLIT_KV_TARGET)
 _TOO_SMALL = 1e-45
-"""A number that XLA's threads take for 0."""
+"""A number that XLA's threads read as 0."""
 
 
 def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -57,8 +57,8 @@ PROGRAMS: tuple[Callable[..., Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Made:
-    """A program, its custom calls, and what XLA computes."""
+class Program:
+    """An exported program, its custom calls, and XLA's results."""
 
     exported: jax.export.Exported
     text: str
@@ -73,7 +73,7 @@ def arrays() -> tuple[jax.Array, ...]:
 
 
 @cache
-def made(i: int) -> Made:
+def program_of(i: int) -> Program:
     calls: list[Drawn] = []
     real = aiter._call
 
@@ -92,32 +92,32 @@ def made(i: int) -> Made:
     with attn_dispatch.target("mi300x"), mock.patch.object(aiter, "_call", record):
         exported = jax.export.export(program, platforms=["rocm"], disabled_checks=checks)(*arrays())
     expected = jax.jit(partial(PROGRAMS[i], implementation="xla"))(*arrays())
-    return Made(exported, exported.mlir_module(), tuple(calls), expected)
+    return Program(exported, exported.mlir_module(), tuple(calls), expected)
 
 
 def prepare() -> None:
     aiter_emulated.emulator()
     for i in range(len(PROGRAMS)):
-        made(i)
+        program_of(i)
 
 
 def draw(seed: int) -> str:
-    dice = random.Random(f"modules of AITER {seed}")
-    program = made(dice.randrange(len(PROGRAMS)))
-    config = dice.choice(custom_calls.configs(program.text))
+    rng = random.Random(f"modules of AITER {seed}")
+    program = program_of(rng.randrange(len(PROGRAMS)))
+    config = rng.choice(custom_calls.configs(program.text))
     real = custom_calls.read(config)
     call = next(x for x in program.calls if _same(x.attributes, real))
-    changes = dice.choice((0, 1, 1, 1, 2, 5))
+    changes = rng.choice((0, 1, 1, 1, 2, 5))
     for _ in range(changes):
-        call = _change_attribute(call, dice)
+        call = _change_attribute(call, rng)
     attributes = {
         name: _text(x) if isinstance(x, str) else 0.25 if x == _TOO_SMALL else x
         for name, x in call.attributes.items()
     }
     entries = {name: custom_calls.written(x) for name, x in attributes.items()}
-    odd = dice.choice(list(entries)) if dice.random() < 0.1 else ""
+    odd = rng.choice(list(entries)) if rng.random() < 0.1 else ""
     if odd:
-        entries[odd] = dice.choice(custom_calls.ODD)
+        entries[odd] = rng.choice(custom_calls.ODD)
     arch = attributes["arch"]
     aiter_emulated.emulator().set_arch(arch if arch in _BOTH else "gfx942")
     module = custom_calls.with_entries(program.exported, program.text, config, entries)
@@ -129,7 +129,7 @@ def draw(seed: int) -> str:
     if f'library for "{arch}" is not loaded' in message:
         assert arch not in _BOTH and arch != "gfx942"
         return "refused: arch"
-    if "lowered for gfx" in message:  # the program's other custom calls are for another GPU
+    if "lowered for gfx" in message:  # the other custom calls of the program are for another GPU
         assert arch == "gfx950" and len(program.calls) > 1
         return "refused: two GPUs"
     if sentence:
@@ -153,7 +153,7 @@ def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def _run(module: jax.export.Exported) -> tuple[str, Any]:
-    """What compiling or running it raises, or its results."""
+    """The error of compiling or running the module, or "", and its results."""
     try:
         return "", jax.block_until_ready(jax.jit(module.call)(*arrays()))
     except (jax.errors.JaxRuntimeError, ValueError) as error:

@@ -1,6 +1,7 @@
-"""The bytes that AITER's kernels touch, from the sizes and strides of aiter_api.h.
+"""The bytes that AITER's kernels touch, computed from the sizes and strides of aiter_api.h.
 
-Computed in Python's integers from the comments of aiter_api.h, apart from handlers and emulator.
+The computation follows the comments of aiter_api.h in Python's integers, and shares no code with
+the handlers and the emulator.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _ATOMIC_32, _ATOMIC_16 = 1, 2
 
 
 def touched(struct: Any, arch: str) -> list[tuple[str, int, int]]:
-    """Name, address and bytes from there of every array that is not null."""
+    """The name, the address and the number of bytes of every array that is not null."""
     if isinstance(struct, SplitKv):
         arrays = _of_split_kv(struct)
     else:
@@ -24,15 +25,20 @@ def touched(struct: Any, arch: str) -> list[tuple[str, int, int]]:
 
 
 def _last(axes: list[tuple[int, int]]) -> int:
-    """Elements up to the last one; each axis is its size and its stride."""
+    """The number of elements up to the last one. An axis is (size, stride)."""
     assert all(size > 0 and stride >= 0 for size, stride in axes), axes
     return 1 + sum((size - 1) * stride for size, stride in axes)
 
 
 def _rows(struct: Any, call: Any, name: str, rows: int, heads: int, width: int) -> list:
     batch = 1 if call.is_group else call.batch
-    of = {x: getattr(struct, f"{x}stride_{name}") for x in ("batch_", "nhead_", "")}
-    return [(batch, of["batch_"]), (heads, of["nhead_"]), (rows, of[""]), (width, 1)]
+    strides = {x: getattr(struct, f"{x}stride_{name}") for x in ("batch_", "nhead_", "")}
+    return [
+        (batch, strides["batch_"]),
+        (heads, strides["nhead_"]),
+        (rows, strides[""]),
+        (width, 1),
+    ]
 
 
 def _lse(call: Any) -> list[tuple[int, int]]:
@@ -87,10 +93,10 @@ def _of_backward(backward: Any) -> list:
 
 
 def _dq_acc(backward: Any) -> tuple:
-    """ASM kernels know its layout without strides; CK goes by strides."""
+    """The array dq_acc, whose layout is fixed in ASM kernels and given by strides in CK."""
     call, n = backward.call, backward.call.num_heads
     if backward.accumulator == _ATOMIC_16:
-        # As AITER's own caller lays it out (csrc/py_itfs_cu/asm_mha_bwd.cu).
+        # The layout is that of AITER's caller (csrc/py_itfs_cu/asm_mha_bwd.cu).
         rows, width = -(-call.max_seq_len_q // 16) * 16, 192 if call.head_dim == 192 else 128
         assert call.head_dim <= width, f"no kernel has head dim {call.head_dim}"
         return "dq_acc", backward.dq_acc, 2, [(call.batch * n * rows * width, 1)]
@@ -109,14 +115,18 @@ def _of_split_kv(split: Any) -> list:
     pages = (split.num_pages, split.page_size) if split.page_table else (b, call.seq_len_kv)
 
     def keys(name: str, width: int) -> list[tuple[int, int]]:
-        of = {x: getattr(call, f"{x}stride_{name}") for x in ("batch_", "nhead_", "")}
-        heads = (call.num_kv_heads, of["nhead_"])
-        return [(pages[0], of["batch_"]), heads, (pages[1], of[""]), (width, 1)]
+        strides = {x: getattr(call, f"{x}stride_{name}") for x in ("batch_", "nhead_", "")}
+        heads = (call.num_kv_heads, strides["nhead_"])
+        return [(pages[0], strides["batch_"]), heads, (pages[1], strides[""]), (width, 1)]
 
     def part(name: str, stride: int, width: int) -> list[tuple[int, int]]:
-        of = {x: getattr(split, f"{x}_stride_{name}") for x in ("batch", "nhead", "split")}
-        strides = [(b, of["batch"]), (n, of["nhead"]), (split.num_splits, of["split"])]
-        return [*strides, (t, stride), (width, 1)]
+        strides = {x: getattr(split, f"{x}_stride_{name}") for x in ("batch", "nhead", "split")}
+        outer = [
+            (b, strides["batch"]),
+            (n, strides["nhead"]),
+            (split.num_splits, strides["split"]),
+        ]
+        return [*outer, (t, stride), (width, 1)]
 
     slopes = [(b, call.stride_bias), (n, 1)]
     table = [(b, split.batch_stride_page_table)]

@@ -1,4 +1,4 @@
-"""Calls in a line of text and in files, as explain, plan and tune read them."""
+"""Drawn calls in lines of text and in files, as explain, plan and tune read them."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ NUMBERS = (
     "[[[]]]", "{}", '""', '"x"', "x", "q", "k", "bf16", "bf16[]", "object[2]", "V9999999999[1]",
     "(1,2)", " " * 50_000, "[" * 100_000, '"' + "x" * 20_000 + '"', "\0", "\x1b[2J", "µ[1,2]",
 )  # fmt: skip
-_MOST_CHARACTERS = 2001
-"""Of an error: what was wrong is shown, and not all of what was given."""
+_MAX_CHARACTERS = 2001
+"""The limit for an error, which shows what was wrong but not all of a long input."""
 
 
 def draw(seed: int) -> str:
-    """One call or one file, for one device: what is wrong with it, or that it was explained."""
+    """Read one call or file. Returns the kind of its error, or that it was explained."""
     random = Random(seed)
-    plan_store.plan = lambda *_: ("an engine", 0)  # what cuDNN takes for a plan does not count
+    plan_store.plan = lambda *_: ("an engine", 0)  # the time of cuDNN's planning is not tested
     target = random.choice(("h100", "mi300x", "cpu", "cpu"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return _file(random, target) if random.random() < 0.4 else _line(random, target)
         except (OSError, OverflowError, TypeError, ValueError) as error:
-            assert 0 < len(error_text(error)) <= _MOST_CHARACTERS
+            assert 0 < len(error_text(error)) <= _MAX_CHARACTERS
             return f"{type(error).__name__}"
 
 

@@ -1,9 +1,9 @@
-"""Draws that may end a process run in a child, which is watched: its time, its memory, its end.
+"""A child process that runs draws, with limits on time and memory.
 
-A module of this folder has `draw(seed: int) -> str`. It draws one input, hands it to the code under
-test and returns what came of it, a word or a sentence. It catches the errors that the code is meant
-to raise; any other exception is a failure, as are a signal, a silence and too much memory. Where it
-has `prepare()` as well, that is called once, before the first draw's time runs.
+A module of this folder has `draw(seed: int) -> str`. It draws one input, passes it to the code
+under test and returns the outcome as a word or a sentence. It catches the errors that the code
+should raise; any other exception is a failure, as are a signal, a timeout and too much memory. If
+the module has `prepare()`, that is called once before the time of the first draw starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attn_dispatch.cudnn.helper_process import Helper, HelperEnded
 from tests.support.repository import ROOT
 
 DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_FUZZ", "0"))
-"""How many draws each test makes; 0: as many as the test names for CI."""
+"""The number of draws of each test. 0 means the number that the test names for CI."""
 
 _START_SECONDS = 60.0
 
@@ -35,18 +35,18 @@ def outcomes(
     memory: int = 8 * 2**30,
     environment: Mapping[str, str] | None = None,
 ) -> Counter[str]:
-    """How often each outcome was drawn.
+    """Run draws in a child and count their outcomes.
 
     Args:
       module: the name of a module with `draw`, "tests.fuzz.winner_files".
       seeds: one for each draw.
-      seconds: the longest that one draw may take.
-      memory: bytes of address space beyond what the child has mapped when its module is imported.
-      environment: variables of the child beside this process's own.
+      seconds: the time limit of one draw.
+      memory: the bytes of address space that the child may map after its module is imported.
+      environment: variables of the child in addition to those of this process.
 
     Raises:
       AssertionError: a draw raised, ended the child, took too long or too much memory. The message
-        has every seed that did, and the way to repeat it.
+        lists these seeds and the command that repeats a draw.
     """
     counts: Counter[str] = Counter()
     failures: list[str] = []
@@ -97,7 +97,7 @@ def main() -> None:
     if sys.argv[2] != "--memory":
         print(module.draw(int(sys.argv[2])))
         return
-    # Whatever the code under test prints is no answer.
+    # Output of the code under test must not be read as an answer.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         for line in sys.stdin:

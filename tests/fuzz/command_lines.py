@@ -1,6 +1,6 @@
-"""Command lines drawn from the real parsers' options, in a folder of files that may be anything.
+"""Drawn command lines with the options of the real parsers, in a folder of damaged files.
 
-What would take long is replaced: a suite that runs, a benchmark, a contest, a build.
+Steps that would take long are replaced: a suite, a benchmark, tuning, a build.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PATHS = (
     ".", "", "/", "/dev/null", "/dev/zero", "/dev/full", "/proc/self/x", "~", "x" * 300, "µ",
     "\udcff.json", "device.json",
 )  # fmt: skip
-_RIGHT = {
+_VALID = {
     "target": ("h100", "mi300x", "cpu", "a100", "sm100"),
     "implementation": ("xla", "cudnn", "aiter"),
     "grids": ("dense", "small"), "directions": ("forward",), "shell": ("bash", "zsh", "fish"),
@@ -63,7 +63,7 @@ _RIGHT = {
     "cells": ("d128*",), "peers": ("ours*",), "random": ("0", "3"), "seed": ("1", "0"),
     "jobs": ("1",), "rounds": ("1",), "seconds": ("1",), "time_limit": ("1",),
 }  # fmt: skip
-"""By an option's destination, values that mean something."""
+"""Valid values of options, by their destination."""
 
 _VARIABLES = {
     "ATTN_DISPATCH_TARGET": ("h100", "x", "sm90,sm80", "{", "device.json", "altered.json"),
@@ -76,12 +76,12 @@ _VARIABLES = {
     "ATTN_DISPATCH_WINNERS": ("kept.json", "strange.json", "folder", "calls.json/x", "off"),
     "COLUMNS": ("0", "40", "100000", "x"),
 }
-_LARGEST_RANDOM = 50
-"""Drawn cases that are listed; more would only take longer."""
+_MAX_RANDOM = 50
+"""The limit of drawn cases to list; more would only take longer."""
 
 
 def draw(seed: int) -> str:
-    """One command line: its command and how it ended."""
+    """Run one command line. Returns the command and how it ended."""
     random = Random(seed)
     words = _words(random)
     drawn = {x: random.choice(y) for x, y in _VARIABLES.items() if random.random() < 0.03}
@@ -144,21 +144,21 @@ def _given(random: Random, name: str, action: argparse.Action) -> list[str]:
         return option
     if action.dest == "call":
         return [random.choice((*LINES, *LINES, "calls.json", "altered.json", *_PATHS, *NUMBERS))]
-    right: tuple[str, ...] = _RIGHT.get(action.dest, ())
+    valid: tuple[str, ...] = _VALID.get(action.dest, ())
     if action.type is Path or action.dest in ("repeat", "out", "plot", "file", "torch_python"):
-        right = _PATHS
+        valid = _PATHS
     kind = random.random()
-    if kind < 0.75 and right:
-        value = random.choice(right)
+    if kind < 0.75 and valid:
+        value = random.choice(valid)
     elif action.dest in ("random",):
-        value = random.choice(("x", "-1", "1.5", str(_LARGEST_RANDOM)))
+        value = random.choice(("x", "-1", "1.5", str(_MAX_RANDOM)))
     else:
         value = random.choice(NUMBERS)
-    return [*option, value.replace("\0", "")]  # which no process can be given
+    return [*option, value.replace("\0", "")]  # no process can be given a NUL
 
 
 class _Started(SystemExit):
-    """What would take long has been started: all that was asked for is right."""
+    """Raised in place of a long step: the command line was accepted."""
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__(0)
@@ -187,7 +187,7 @@ def _without_work() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _folder(random: Random) -> Iterator[None]:
-    """A folder of files to name, which one time in fifty is gone when the command starts."""
+    """A working folder with files. One time in fifty it is removed before the command starts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "folder").mkdir()
@@ -219,13 +219,14 @@ _read: dict[Path, object] = {}
 
 
 def _report(random: Random, files: list[Path]) -> object:
-    """A real one, with few outcomes or cells."""
+    """A real report, cut to a few outcomes or cells."""
     if not files:
         return {}
     file = random.choice(sorted(files, key=lambda x: x.stat().st_size)[:5])
     if file not in _read:
         found = json.loads(file.read_text())
-        if "outcomes" in found:  # a kept report has its failures alone: they become the run
+        # A kept report has only its failures, which stand for the whole run here.
+        if "outcomes" in found:
             found["outcomes"] = found["outcomes"][:3]
             statuses = [x["status"] for x in found["outcomes"]]
             found["counts"] = {x: statuses.count(x) for x in found["counts"]}

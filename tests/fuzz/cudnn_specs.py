@@ -1,7 +1,7 @@
-"""Attributes of cuDNN's custom calls, drawn from real ones: refused by name, or taken whole.
+"""Drawn attributes of cuDNN's custom calls, which must be refused by name or be accepted.
 
-What is taken has its buffers' sizes computed again here, in Python's integers, from the shapes of
-cuda_backend/buffers.h. Some of what is taken is planned by cuDNN as well.
+If attributes are accepted, the sizes of their buffers are computed again here in Python's integers,
+from the shapes in cuda_backend/buffers.h, and cuDNN plans some of them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Attributes = dict[str, Any]
 Sizes = list[tuple[str, int]]
 
 PLANNED = 16
-"""One of so many draws is planned by cuDNN if it is taken."""
-_MOST_PLANNED_NODES = 40
-"""Of larger programs cuDNN takes seconds."""
+"""cuDNN plans one of this many draws, if it is accepted."""
+_MAX_PLANNED_NODES = 40
+"""cuDNN takes seconds for larger programs."""
 
 _LABELS = [(label, direction) for label in CASES for direction in ("forward", "backward")]
 _WRITTEN = [BIASED | {"seq_len_kv": 250}, PAGED, PACKED, PACKED_BACKWARD, MODDED, MODDED_BACKWARD]
@@ -48,7 +48,7 @@ _ARRAY_AXES = ("batch", "num_heads", "seq_len_q", "seq_len_kv")
 
 @lru_cache(maxsize=256)
 def real(i: int) -> tuple[Attributes, ...]:
-    """The ways in which a real call is said to cuDNN."""
+    """cuDNN's variants of a real call."""
     label, direction = _LABELS[i]
     spec = CASES[label].spec(direction)
     if rules.not_supported_reasons(spec):
@@ -56,47 +56,47 @@ def real(i: int) -> tuple[Attributes, ...]:
     return tuple(asdict(call) for call in variants_of(spec))
 
 
-def drawn(dice: random.Random) -> Attributes:
+def drawn(rng: random.Random) -> Attributes:
     """A real call with none, one or several of its attributes changed."""
-    ways = () if dice.random() < 0.2 else real(dice.randrange(len(_LABELS)))
-    return changed(dice, dice.choice(ways or tuple(_WRITTEN)))
+    variants = () if rng.random() < 0.2 else real(rng.randrange(len(_LABELS)))
+    return changed(rng, rng.choice(variants or tuple(_WRITTEN)))
 
 
-def changed(dice: random.Random, real_one: Attributes) -> Attributes:
-    attributes = dict(real_one)
-    for _ in range(dice.choice((0, 1, 1, 1, 2, 2, 3, 6))):
-        dice.choice(_CHANGES)(dice, attributes)
+def changed(rng: random.Random, original: Attributes) -> Attributes:
+    attributes = dict(original)
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 6))):
+        rng.choice(_CHANGES)(rng, attributes)
     return attributes
 
 
-def _change_value(dice: random.Random, x: Attributes) -> None:
-    name = dice.choice(list(x))
+def _change_value(rng: random.Random, x: Attributes) -> None:
+    name = rng.choice(list(x))
     if isinstance(x[name], bool):
         x[name] = not x[name]
     elif isinstance(x[name], int):
-        x[name] = _integer(dice, x[name], x)
+        x[name] = _integer(rng, x[name], x)
     elif isinstance(x[name], float):
-        x[name] = dice.choice(_FLOATS)
+        x[name] = rng.choice(_FLOATS)
     elif name in ("score_nodes", "gradient_nodes") and x[name]:
-        x[name] = _nodes(dice, x[name])
+        x[name] = _nodes(rng, x[name])
     elif name == "node_arrays" and x[name]:
-        x[name] = _arrays(dice, x[name])
+        x[name] = _arrays(rng, x[name])
     else:
-        x[name] = dice.choice(_WORDS)
+        x[name] = rng.choice(_WORDS)
 
 
-def _integer(dice: random.Random, value: int, x: Attributes) -> int:
+def _integer(rng: random.Random, value: int, x: Attributes) -> int:
     others = [y for y in x.values() if type(y) is int]
     near = [value - 1, value + 1, 2 * value, value // 2, value - 8, value + 8, -value]
-    return dice.choice(dice.choice((_INTEGERS, near, others)))
+    return rng.choice(rng.choice((_INTEGERS, near, others)))
 
 
-def _change_extent(dice: random.Random, x: Attributes) -> None:
-    """An extent, and whatever else is the same in a call that is right: often another right one."""
-    name = dice.choice(("batch", "num_heads", "seq_len_q", "seq_len_kv", "page_size", "num_pages"))
+def _change_extent(rng: random.Random, x: Attributes) -> None:
+    """Change an extent and the attributes that equal it, which often gives another valid call."""
+    name = rng.choice(("batch", "num_heads", "seq_len_q", "seq_len_kv", "page_size", "num_pages"))
     if name not in x or type(x[name]) is not int:
         return
-    before, after = x[name], _integer(dice, x[name], x)
+    before, after = x[name], _integer(rng, x[name], x)
     for other in (name, *(y for y, full in _FULL.items() if full == name)):
         if x.get(other) == before:
             x[other] = after
@@ -114,22 +114,22 @@ def _change_extent(dice: random.Random, x: Attributes) -> None:
         x["node_arrays"] = ", ".join(" ".join(words) for words in arrays)
 
 
-def _change_type(dice: random.Random, x: Attributes) -> None:
-    x[dice.choice(list(x))] = dice.choice(_OTHER_TYPES)
+def _change_type(rng: random.Random, x: Attributes) -> None:
+    x[rng.choice(list(x))] = rng.choice(_OTHER_TYPES)
 
 
-def _drop(dice: random.Random, x: Attributes) -> None:
-    del x[dice.choice(list(x))]
+def _drop(rng: random.Random, x: Attributes) -> None:
+    del x[rng.choice(list(x))]
 
 
-def _add(dice: random.Random, x: Attributes) -> None:
-    x[dice.choice(("surplus", "Batch", "batch ", "scales"))] = dice.choice(_OTHER_TYPES)
+def _add(rng: random.Random, x: Attributes) -> None:
+    x[rng.choice(("surplus", "Batch", "batch ", "scales"))] = rng.choice(_OTHER_TYPES)
 
 
-def _take_another(dice: random.Random, x: Attributes) -> None:
-    """Some attributes of another real call."""
-    other = dice.choice(real(dice.randrange(len(_LABELS))) or tuple(_WRITTEN))
-    for name in dice.sample(list(other), dice.randrange(1, 6)):
+def _take_another(rng: random.Random, x: Attributes) -> None:
+    """Take some attributes from another real call."""
+    other = rng.choice(real(rng.randrange(len(_LABELS))) or tuple(_WRITTEN))
+    for name in rng.sample(list(other), rng.randrange(1, 6)):
         x[name] = other[name]
 
 
@@ -138,39 +138,39 @@ _CHANGES: list[Callable[[random.Random, Attributes], None]] = [
 ]  # fmt: skip
 
 
-def _nodes(dice: random.Random, text: str) -> str:
+def _nodes(rng: random.Random, text: str) -> str:
     nodes = [x.split() for x in text.split(";")]
-    i = dice.randrange(len(nodes))
-    match dice.randrange(9):
+    i = rng.randrange(len(nodes))
+    match rng.randrange(9):
         case 0:
             del nodes[i]
         case 1:
-            nodes.insert(i, nodes[dice.randrange(len(nodes))])
+            nodes.insert(i, nodes[rng.randrange(len(nodes))])
         case 2:
-            dice.shuffle(nodes)
+            rng.shuffle(nodes)
         case 3:
-            nodes[i] = nodes[i][: dice.randrange(len(nodes[i]) + 1)]
+            nodes[i] = nodes[i][: rng.randrange(len(nodes[i]) + 1)]
         case 4:
-            nodes[i] = [*nodes[i], dice.choice(_TOKENS)]
-        case 5:  # the same program of other names
+            nodes[i] = [*nodes[i], rng.choice(_TOKENS)]
+        case 5:  # the same program with other names
             return text.replace("f", "f7") if "floor" not in text else text
         case 6:
             extra = [
                 f"f{1000 + j} = neg {f'f{999 + j}' if j else 'x'}".split()
-                for j in range(dice.choice((3, 250, 300, 3000)))
+                for j in range(rng.choice((3, 250, 300, 3000)))
             ]
             nodes = [*extra, *nodes]
         case _:
             nodes[i] = list(nodes[i])
             if nodes[i]:
-                nodes[i][dice.randrange(len(nodes[i]))] = dice.choice(_TOKENS)
+                nodes[i][rng.randrange(len(nodes[i]))] = rng.choice(_TOKENS)
     return "; ".join(" ".join(x) for x in nodes)
 
 
-def _arrays(dice: random.Random, text: str) -> str:
+def _arrays(rng: random.Random, text: str) -> str:
     arrays = [x.split() for x in text.split(",")]
-    words = dice.choice(arrays)
-    match dice.randrange(5):
+    words = rng.choice(arrays)
+    match rng.randrange(5):
         case 0:
             arrays.append(list(words))
         case 1:
@@ -178,23 +178,23 @@ def _arrays(dice: random.Random, text: str) -> str:
         case 2:
             words.pop()
         case 3:
-            words[0] = dice.choice("fidx")
+            words[0] = rng.choice("fidx")
         case _:
-            words[dice.randrange(len(words))] = str(dice.choice([*_INTEGERS, "z", "1.5", ""]))
+            words[rng.randrange(len(words))] = str(rng.choice([*_INTEGERS, "z", "1.5", ""]))
     return ", ".join(" ".join(x) for x in arrays)
 
 
 def draw(seed: int) -> str:
-    dice = random.Random(f"cudnn specs {seed}")
-    attributes, native = drawn(dice), native_library()
-    arch = dice.choice(ARCHS)
+    rng = random.Random(f"cudnn specs {seed}")
+    attributes, native = drawn(rng), native_library()
+    arch = rng.choice(ARCHS)
     try:
         operands, results = native.buffers(attributes)
     except native.CudnnError as error:
         return f"refused: {named(error, attributes)}"
     check(attributes, operands, results)
     programs = attributes["score_nodes"] + attributes["gradient_nodes"]
-    if seed % PLANNED or programs.count("=") > _MOST_PLANNED_NODES:
+    if seed % PLANNED or programs.count("=") > _MAX_PLANNED_NODES:
         return "taken"
     try:
         native.plan(attributes, parse(arch).properties)
@@ -214,7 +214,7 @@ def named(error: Exception, attributes: Attributes) -> str:
 
 
 def check(x: Attributes, operands: Sizes, results: Sizes) -> None:
-    """The sizes are those of what the kernel touches, and values are such that it touches that."""
+    """Check that the sizes are right, and that no value makes a kernel touch other memory."""
     assert (operands, results) == sizes(x)
     assert all(0 < size < 2**47 for _, size in (*operands, *results))
     assert x["bias_batch"] in (1, x["batch"]) and x["bias_heads"] in (1, x["num_heads"])
@@ -222,7 +222,7 @@ def check(x: Attributes, operands: Sizes, results: Sizes) -> None:
     assert 0 <= x["dropout_rate"] < 1 and math.isfinite(x["scale"])
     windows = x["window_left"], x["window_right"]
     assert -1 <= min(windows) and max(windows) < 2**31 - 1
-    # By these arrays are strided: a wrong one leads out of a buffer of the right size.
+    # Strides follow from these: a wrong one leads out of a buffer of the right size.
     for side, rows in (("q", x["seq_len_q"]), ("kv", x["page_size"] or x["seq_len_kv"])):
         head_rows, packed = x[f"head_rows_{side}"], x[f"packed_rows_{side}"]
         assert not head_rows or (packed % head_rows == 0 if packed else head_rows == rows)
@@ -240,7 +240,7 @@ def check(x: Attributes, operands: Sizes, results: Sizes) -> None:
 
 
 def sizes(x: Attributes) -> tuple[Sizes, Sizes]:
-    """Operands and results, each with its bytes, as the shapes in buffers.h make them."""
+    """The operands and results with their bytes, from the shapes in buffers.h."""
     b, n, k = x["batch"], x["num_heads"], x["num_kv_heads"]
     t, s, h, v = x["seq_len_q"], x["seq_len_kv"], x["head_dim"], x["head_dim_v"]
     rows_q, rows_kv = x["packed_rows_q"] or b * t, x["packed_rows_kv"] or b * s

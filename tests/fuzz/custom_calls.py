@@ -1,4 +1,4 @@
-"""Attributes of custom calls in the text of an exported program: read, written, and changed."""
+"""Reading, writing and changing attributes of custom calls in the text of an exported program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CONFIG = re.compile(r"(mhlo\.backend_config = )\{([^}]*)\}")
 _ENTRY = re.compile(r'(\w+) = (true|false|"[^"]*"|-?[\d.e+-]+)(?: : (\w+))?')
 
 ODD = ("2 : i32", "2 : ui64", "0.5 : f64", "[1, 2]", "{x = 1}", "dense<1> : tensor<2xi64>")
-"""Values of types that no attribute has."""
+"""Values whose types no attribute has."""
 
 
 def configs(text: str) -> list[re.Match[str]]:
-    """The attributes of each custom call in a module's text; group 2 is what is between braces."""
+    """The match of each custom call's attributes in a module's text; group 2 is in the braces."""
     return list(_CONFIG.finditer(text))
 
 
@@ -35,7 +35,7 @@ def read(config: re.Match[str]) -> dict[str, Any]:
 
 
 def written(value: Any) -> str:
-    """A value as MLIR reads it."""
+    """A value in the syntax of MLIR."""
     match value:
         case bool():
             return str(value).lower()
@@ -54,18 +54,18 @@ def _float32(value: float) -> float:
 
 
 def with_entries(
-    made: jax.export.Exported, text: str, config: re.Match[str], entries: Mapping[str, str]
+    program: jax.export.Exported, text: str, config: re.Match[str], entries: Mapping[str, str]
 ) -> jax.export.Exported:
-    """The program for the CPU with other attributes in one custom call, read from its bytes.
+    """The program for the CPU with other attributes in one custom call, after serialization.
 
     Args:
-      made: the program.
+      program: the exported program.
       text: its text.
-      config: which of its `configs`.
-      entries: all attributes by name, each as MLIR reads it.
+      config: the one of its `configs` to change.
+      entries: all attributes by name, in the syntax of MLIR.
     """
     inside = ", ".join(f'"{name}" = {x}' for name, x in entries.items())
     text = text[: config.start(2)] + inside + text[config.end(2) :]
     artifact = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_current_version())
-    changed = replace(made, mlir_module_serialized=artifact, platforms=("cpu",))
+    changed = replace(program, mlir_module_serialized=artifact, platforms=("cpu",))
     return jax.export.deserialize(changed.serialize())

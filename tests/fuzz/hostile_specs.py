@@ -1,6 +1,7 @@
-"""Attributes that no version of this library writes, by name: each must be refused by name too.
+"""Sets of attributes that no version of this library writes. Each must be refused.
 
-A seed is the number of one of `HOSTILE`. Every function of `_cuda` that takes attributes is asked.
+A refusal names the wrong attribute. A seed is an index into `HOSTILE`. Every function of `_cuda`
+that takes attributes is called.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from attn_dispatch.devices.target import parse
 from tests.support.cudnn_calls import cudnn_attributes
 
 FORWARD = cudnn_attributes()
-"""bfloat16, [2, 256, 8, 64] all three."""
+"""A call on bfloat16 with query, key and value of [2, 256, 8, 64]."""
 BACKWARD = cudnn_attributes(backward=True)
 LENGTHS = FORWARD | {"has_lengths": True}
 PACKED = LENGTHS | {"packed_rows_q": 512, "packed_rows_kv": 512}
@@ -67,7 +68,7 @@ HOSTILE: dict[str, tuple[str, Attributes]] = {
     "a head dim below 0": ("head_dim", FORWARD | {"head_dim": -64}),
     "a value dim of 4": ("head_dim_v", FORWARD | {"head_dim_v": 4}),
     "a value dim of 2^40": ("head_dim_v", FORWARD | {"head_dim_v": 2**40}),
-    # Products that wrap, or that nobody has the memory for.
+    # Products that overflow, or exceed any memory.
     "batch, heads and queries that wrap": (
         "batch",
         FORWARD
@@ -197,7 +198,7 @@ HOSTILE: dict[str, tuple[str, Attributes]] = {
     "a list for a scale": ("scale", FORWARD | {"scale": [1.0]}),
     "a number for a word": ("engine", FORWARD | {"engine": 6}),
 }
-"""What is wrong -> the attribute that a refusal must name, and all attributes."""
+"""The attribute that a refusal must name, and all attributes, by a description of the error."""
 
 NAMES = tuple(HOSTILE)
 PROPERTIES = parse("sm90").properties or ""
@@ -205,18 +206,18 @@ PROPERTIES = parse("sm90").properties or ""
 
 @lru_cache(maxsize=1)
 def library() -> ModuleType:
-    """`_cuda` in this process, with cuDNN, so that what it lets pass is really planned."""
+    """`_cuda` in this process, with cuDNN, which really plans what is not refused."""
     native = native_libraries.load(native_libraries.CUDA)
     native.load_cudnn(cudnn_library.find().path, allow_stand_ins=True)
     return native
 
 
 def draw(seed: int) -> str:
-    """Ask everything about one of them; the code that all of them answered."""
+    """Call every function with one set of attributes. Returns their common error code."""
     attribute, attributes = HOSTILE[NAMES[seed]]
     native = library()
     line = json.dumps({"key": "", "engine": "", "workspace_bytes": 0}) + " 00"
-    questions = {
+    functions = {
         "buffers": lambda: native.buffers(attributes),
         "plan": lambda: native.plan(attributes, PROPERTIES),
         "plan_key": lambda: native.plan_key(attributes, PROPERTIES),
@@ -226,14 +227,14 @@ def draw(seed: int) -> str:
         "engines": lambda: native.engines(attributes, PROPERTIES),
     }
     messages = set()
-    for name, question in questions.items():
+    for name, function in functions.items():
         try:
-            answer = question()
+            answer = function()
         except native.CudnnError as error:
             assert error.code == "wrong call", (name, error.code, str(error))
             messages.add(str(error))
         else:
-            raise AssertionError(f"{name} took it: {answer}")
+            raise AssertionError(f"{name} accepted it: {answer}")
     (message,) = messages
     assert attribute in message and ("expected" in message or attributes.keys() != FORWARD.keys())
     assert len(message) < 500, message

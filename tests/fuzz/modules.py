@@ -1,9 +1,9 @@
-"""Serialized programs whose custom calls were changed, read again and compiled.
+"""Serialized programs whose custom calls were changed, which are read again and compiled.
 
-A program is exported for a GPU that is not here, its custom calls are rewritten, and it is written
-to bytes, read from them and compiled, with the CUDA library's handlers registered for the CPU. The
-library looks at the attributes while XLA compiles; there is no device to go on with. What it finds
-must be what it finds about the same attributes as a dictionary.
+A program is exported for a GPU that need not be present. Its custom calls are changed, and the
+program is serialized, read and compiled, with the CUDA library's handlers registered for the CPU.
+The library checks the attributes while XLA compiles; then it finds no device and stops. Its result
+must agree with its check of the same attributes as a dictionary.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PROGRAMS: tuple[Callable[..., Any], ...] = (
 
 @lru_cache(maxsize=1)
 def library() -> ModuleType:
-    """`_cuda` without a cuDNN, its handlers registered for the CPU."""
+    """`_cuda` without cuDNN, with its handlers registered for the CPU."""
     native = native_libraries.load(native_libraries.CUDA)
     jax.devices()
     name = "attn_dispatch_cudnn_call_site"
@@ -66,14 +66,14 @@ def library() -> ModuleType:
 def exported(i: int) -> tuple[jax.export.Exported, str]:
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _TARGETS]
     with attn_dispatch.target("sm90"):
-        made = jax.export.export(
+        program = jax.export.export(
             jax.jit(PROGRAMS[i]), platforms=["cuda"], disabled_checks=checks
         )(_Q, _Q, _Q)  # fmt: skip
-    return made, made.mlir_module()
+    return program, program.mlir_module()
 
 
 def compiled(module: jax.export.Exported) -> str:
-    """What compiling it raises."""
+    """The error of compiling a module, or ""."""
     try:
         jax.jit(module.call).lower(_Q, _Q, _Q).compile()
     except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -87,18 +87,18 @@ def _has_real_types(attributes: Attributes) -> bool:
 
 
 def draw(seed: int) -> str:
-    dice, native = random.Random(f"modules {seed}"), library()
-    made, text = exported(dice.randrange(len(PROGRAMS)))
+    rng, native = random.Random(f"modules {seed}"), library()
+    program, text = exported(rng.randrange(len(PROGRAMS)))
     configs = custom_calls.configs(text)
-    config = dice.choice(configs)
-    attributes = changed(dice, custom_calls.read(config))
+    config = rng.choice(configs)
+    attributes = changed(rng, custom_calls.read(config))
     entries = {name: custom_calls.written(x) for name, x in attributes.items()}
-    if is_odd := dice.random() < 0.1:
-        entries[dice.choice(list(entries))] = dice.choice(custom_calls.ODD)
-    message = compiled(custom_calls.with_entries(made, text, config, entries))
+    if is_odd := rng.random() < 0.1:
+        entries[rng.choice(list(entries))] = rng.choice(custom_calls.ODD)
+    message = compiled(custom_calls.with_entries(program, text, config, entries))
     is_same = _has_real_types(attributes) and not is_odd
     if _ACCEPTED in message:
-        # Of several custom calls another one may be compiled first.
+        # If there are several custom calls, another one may be compiled first.
         if is_same and len(configs) == 1:
             native.buffers(_as_in_memory(attributes))
         return "taken"
@@ -117,7 +117,7 @@ def draw(seed: int) -> str:
 
 
 def _as_in_memory(attributes: Attributes) -> Attributes:
-    """With integers cut off as `custom_calls.written` cuts them off."""
+    """The attributes with integers cut to 64 bits, as `custom_calls.written` cuts them."""
     return {
         name: max(-(2**63), min(x, 2**63 - 1)) if type(x) is int else x
         for name, x in attributes.items()

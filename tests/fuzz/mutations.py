@@ -1,4 +1,4 @@
-"""Small damage to real inputs: some bytes, or some places of a JSON value."""
+"""Small damage to real inputs: changed bytes, or changed parts of a JSON value."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ VALUES: tuple[Any, ...] = (
     float("nan"), float("inf"), "", "x", "µ", "\ud800", "\x1b[2J", "a\nb", "0", "x" * 1000,
     [], {}, [[]], [0], {"": 0}, [None] * 50,
 )  # fmt: skip
-"""What may stand where something else is expected."""
+"""Values that replace an expected one."""
 
 
 def damaged(random: Random, content: bytes) -> bytes:
-    """The content with one to three changes: turned, removed, doubled or foreign bytes."""
+    """The content with one to three changes: flipped, removed, repeated or foreign bytes."""
     changed = bytearray(content)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         at = random.randrange(len(changed) + 1)
@@ -38,8 +38,8 @@ def damaged(random: Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def altered(random: Random, value: Any) -> Any:
-    """A copy of a JSON value with one or two places that hold something else, or nothing."""
+def altered(random: Random, value: Any) -> Any:  # noqa: C901  a branch for each change
+    """A copy of a JSON value in which one or two parts are changed or removed."""
     changed = copy.deepcopy(value)
     for _ in range(random.choice((1, 1, 1, 2))):
         places = _places(changed)
@@ -66,7 +66,7 @@ def altered(random: Random, value: Any) -> Any:
             at = random.randrange(len(holder[key]))
             holder[key] = holder[key][:at] + random.choice("[],0x9 \0") + holder[key][at + 1 :]
         else:
-            # A copy: what is put in may itself be altered next.
+            # A copy, since the next change may alter it.
             holder[key] = copy.deepcopy(random.choice(VALUES))
     return changed
 
@@ -76,7 +76,7 @@ def _has(holder: Any, key: Any) -> bool:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """(list or dict, index or key) of everything inside."""
+    """The (list or dict, index or key) of every part of a value."""
     found: list[tuple[Any, Any]] = []
     level = [value]
     while level:
@@ -89,7 +89,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def json_text(random: Random, value: Any) -> bytes:
-    """The value altered or damaged as text, one time in five as it is."""
+    """The value as JSON, altered or damaged four times in five."""
     kind = random.randrange(5)
     if kind in (1, 2, 3):
         value = altered(random, value)

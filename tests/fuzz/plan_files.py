@@ -1,6 +1,6 @@
-"""Files in the folder of plans that somebody else has written: read for a call, or replaced.
+"""Drawn files in the folder of plans, which are read for a call or replaced.
 
-A stand-in takes cuDNN's place: it believes a line only if it is the one that it has written.
+A stand-in takes the place of cuDNN and accepts a line only if it is the one that it has written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ATTRIBUTES = {"seq_len_q": 128}
 
 
 class _Backend:
-    """Plans one call; what it is given to import must be what it has exported."""
+    """A backend that plans one call and imports only the line that it has exported."""
 
     class CudnnError(Exception):
         pass
@@ -49,14 +49,14 @@ class _Backend:
 
 
 def draw(seed: int) -> str:
-    """One file: whether its plan was read, or built anew and put in its place."""
+    """Damage one file. Returns whether its plan was read, or was built and written again."""
     random = Random(seed)
     line = '{"key": "µ", "plan": "' + random.randbytes(random.choice((8, 8, 200_000))).hex() + '"}'
     with tempfile.TemporaryDirectory() as folder:
         os.environ[plan_store.FOLDER] = folder
         assert _planned(line) == 1
         (file,) = Path(folder).iterdir()
-        is_whole = _spoiled(random, file, line)
+        is_whole = _damaged(random, file, line)
         built = _planned(line)
         assert built == (not is_whole)
         can_be_replaced = not file.is_dir() or file.is_symlink()
@@ -66,14 +66,14 @@ def draw(seed: int) -> str:
 
 
 def _planned(line: str) -> int:
-    """How many plans a process builds that has built none."""
+    """The number of plans that a new process builds."""
     backend: Any = _Backend(line)
     assert plan_store.plan(backend, _ATTRIBUTES, "properties") == _PLAN
     return backend.built
 
 
-def _spoiled(random: Random, file: Path, line: str) -> bool:
-    """Do something to the file; whether it still is the right one."""
+def _damaged(random: Random, file: Path, line: str) -> bool:
+    """Damage the file, or not. Returns whether it still holds the right plan."""
     content = file.read_bytes()
     kind = random.randrange(6)
     if kind == 0:
@@ -82,10 +82,10 @@ def _spoiled(random: Random, file: Path, line: str) -> bool:
         file.unlink()
         strange_files.make(random, file, content)
         return False
-    if kind == 2:  # others may write to it
+    if kind == 2:  # other users may write to the file
         file.chmod(random.choice((0o602, 0o620, 0o622, 0o666)))
         return False
-    if kind == 3:  # the checksum is right, and the plan another's
+    if kind == 3:  # the checksum is right, but the plan is not
         other = mutations.damaged(random, line.encode())
         file.write_bytes(plan_store._checksum(other) + b"\n" + other)
         return other == line.encode()

@@ -1,4 +1,4 @@
-"""Draws lines for `import_plan`: real ones, and real ones as files and hands damage them."""
+"""Drawn lines for `import_plan`: real ones, and real ones with damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _native: Any = importlib.import_module("attn_dispatch._cuda")
 
 
 def _planned_elsewhere() -> tuple[list[str], list[tuple[str, int]]]:
-    """The calls' lines and plans, of which this process knows nothing."""
+    """The lines and plans of the calls, made in another process."""
     process = PlanningProcess(_native)
     process.load_cudnn(cudnn_library._locate())
     lines = [process.export_plan(call, SM90) for call in CALLS]
@@ -38,7 +38,7 @@ _VALUES = (None, True, 0, -1, 2**63, 1e308, "", "0", [], {}, [[]] * 3, "x" * 10*
 
 
 def draw(seed: int) -> str:
-    """What came of one line: the plan, or the refusal."""
+    """Import one line. Returns that it gave the plan, or the refusal."""
     rng = random.Random(seed)
     number = rng.randrange(len(CALLS))
     line = LINES[number]
@@ -57,7 +57,7 @@ def draw(seed: int) -> str:
 
 
 def _facts(change: Callable[[random.Random, dict[str, Any]], Any]) -> Callable[..., str]:
-    """Damage done to the line's JSON, if it still has some."""
+    """A damage that changes the line's JSON, if it is still valid."""
 
     def damage(rng: random.Random, line: str) -> str:
         text, _, digits = line.rpartition(" ")

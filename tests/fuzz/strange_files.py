@@ -1,4 +1,4 @@
-"""What may be in the place of a file: a pipe, a device, a folder, a link, a file of a terabyte."""
+"""Things in the place of a file: a pipe, a device, a folder, a link, a file of a terabyte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = ("pipe", "zeros", "null", "folder", "loop", "link", "nowhere", "huge", "
 
 
 def make(random: Random, file: Path, content: bytes) -> str:
-    """Put one of them there; returns which. A link leads to a file with the content."""
+    """Make a random kind at the path `file` and return it. A link leads to a file with content."""
     kind = random.choice(KINDS)
     if kind == "pipe":
         os.mkfifo(file)

@@ -1,4 +1,4 @@
-"""Device properties that somebody else has written, as a file, as text and in the environment."""
+"""Drawn device properties as a file, as text and in the environment."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.fuzz import mutations, strange_files
 _Q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
 
 _really_plan = plan_store.plan
-_ASKS_CUDNN = 1 / 40
-"""The share of draws in which cuDNN plans for the device, which takes it a second."""
+_SHARE_PLANNED = 1 / 40
+"""The share of draws in which cuDNN plans for the device, which takes a second."""
 
 
 @cache
@@ -34,12 +34,12 @@ def _real() -> list[dict[str, Any]]:
 
 
 def draw(seed: int) -> str:
-    """One target: what is wrong with it, or which device it is."""
+    """Parse one target. Returns that it was refused, or how it was explained."""
     random = Random(seed)
     facts = random.choice(_real())
     content = mutations.json_text(random, facts)
-    asks_cudnn = random.random() < _ASKS_CUDNN
-    plan_store.plan = _really_plan if asks_cudnn else lambda *_: ("an engine", 0)
+    plans = random.random() < _SHARE_PLANNED
+    plan_store.plan = _really_plan if plans else lambda *_: ("an engine", 0)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "device.json")
         if random.random() < 0.15:
@@ -56,10 +56,10 @@ def draw(seed: int) -> str:
             if name == str(file):
                 assert name in message
             return "refused"
-        return _explained(name, device, facts, asks_cudnn)
+        return _explained(name, device, facts, plans)
 
 
-def _explained(name: str, device: Any, facts: dict[str, Any], asks_cudnn: bool) -> str:
+def _explained(name: str, device: Any, facts: dict[str, Any], plans: bool) -> str:
     read = json.loads(device.properties)
     assert device.arch == f"sm{read['deviceVer'] // 10}" and not device.is_present
     assert device.name == read.get("deviceName", "NVIDIA GPU")
@@ -75,4 +75,4 @@ def _explained(name: str, device: Any, facts: dict[str, Any], asks_cudnn: bool) 
     assert "".join(device.name.split()) in "".join(str(found).split())
     assert found.chosen_forward is not None
     which = "as it is" if read == facts else "altered"
-    return f"{which}, {'planned' if asks_cudnn else 'taken'}"
+    return f"{which}, {'planned' if plans else 'taken'}"

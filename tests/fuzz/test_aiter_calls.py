@@ -1,4 +1,4 @@
-"""Drawn custom calls of AITER: refused with a sentence, or run inside their buffers."""
+"""Drawn custom calls of AITER are refused with a sentence, or stay inside their buffers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.fuzz import aiter_calls
 from tests.fuzz.child import DRAWS, outcomes
 
 
-def test_a_16_bit_accumulator_of_any_head_dim():
-    """Its rows are 128 or 192 wide, whatever the head dim."""
+def test_a_16_bit_accumulator_needs_a_head_dim_that_fits_its_rows():
+    """A row has 128 columns, or 192 for head dim 192."""
     shapes = (2, 64, 4), (2, 4, 64)
     attributes = {
         "arch": "gfx950", "max_seq_len_q": 64, "max_seq_len_kv": 64, "has_gaps": False,
@@ -37,7 +37,7 @@ def test_a_16_bit_accumulator_of_any_head_dim():
             aiter_calls._check_inside(call, struct)
 
 
-def test_drawn_calls():
+def test_drawn_calls_are_refused_or_stay_inside_their_buffers():
     aiter_calls.write_real_calls()
     counts = outcomes("tests.fuzz.aiter_calls", range(DRAWS or 250))
     assert counts["ran"] >= 25

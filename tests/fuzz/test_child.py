@@ -1,4 +1,4 @@
-"""The watcher of drawn inputs notices an exception, a signal, a silence and too much memory."""
+"""The child for draws reports an exception, a signal, a timeout and too much memory."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from tests.fuzz.child import outcomes
 
 
 def draw(seed: int) -> str:
-    """What each seed does; this module is the child's as well."""
+    """Misbehave in a way that depends on the seed. The child imports this module."""
     if seed == 1:
         raise KeyError("unexpected")
     if seed == 2:
@@ -22,11 +22,11 @@ def draw(seed: int) -> str:
     return "even" if seed % 2 == 0 else "odd"
 
 
-def test_counts_outcomes():
+def test_outcomes_are_counted():
     assert outcomes("tests.fuzz.test_child", range(10, 15)) == {"even": 3, "odd": 2}
 
 
-def test_every_failure_is_named_and_the_rest_still_runs():
+def test_every_failure_is_listed_and_the_other_draws_run():
     with pytest.raises(AssertionError) as raised:
         outcomes("tests.fuzz.test_child", [10, 1, 2, 3, 4, 11], seconds=1.0, memory=2**30)
     message = str(raised.value)

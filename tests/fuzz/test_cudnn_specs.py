@@ -1,4 +1,4 @@
-"""Drawn attributes of cuDNN's custom calls: refused by name, or taken with their sizes right."""
+"""Drawn attributes of cuDNN's custom calls are refused by name, or give the right sizes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.plan_cases import CASES
 pytestmark = needs_cudnn
 
 _PLAN_SECONDS = 60.0
-"""The longest that cuDNN may take for a plan, on a machine that does other things as well."""
+"""The time limit of one of cuDNN's plans, on a busy machine."""
 
 
-def test_drawn_attributes():
+def test_drawn_attributes_are_refused_or_give_the_right_sizes():
     found = outcomes("tests.fuzz.cudnn_specs", range(DRAWS or 240), seconds=_PLAN_SECONDS)
     assert found["taken"] > 40 and found["planned"] > 0
     assert len([x for x in found if x.startswith("refused: ")]) > 12, found
@@ -33,10 +33,10 @@ def _bytes(x: jax.ShapeDtypeStruct) -> int:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_sizes_are_those_of_the_arrays_that_are_passed(direction: str):
+def test_sizes_of_buffers_are_those_of_the_arrays(direction: str):
     native = native_libraries.load(native_libraries.CUDA)
     specs = {label: case.spec(direction) for label, case in CASES.items()}
-    # Of lengths that are no multiple of anything, among others.
+    # Drawn calls also have lengths that are multiples of no tile.
     drawn = {x.name: x for x in draws.examples(80, 7) if direction == "forward" or not x.inference}
     specs |= {
         name: forward_spec(x) if direction == "forward" else backward_spec(x)
@@ -49,8 +49,12 @@ def test_sizes_are_those_of_the_arrays_that_are_passed(direction: str):
         call = variants_of(spec)[seen % len(variants_of(spec))]
         operands, results = native.buffers(vars(call))
         avals = {x.name: jax.ShapeDtypeStruct(x.shape, x.dtype) for x in spec.operands}
-        of = arrays.backward_operands if direction == "backward" else arrays.forward_operands
-        passed = jax.eval_shape(lambda xs, of=of, s=spec, c=call: of(s, c, xs), avals)
+        pass_operands = (
+            arrays.backward_operands if direction == "backward" else arrays.forward_operands
+        )
+        passed = jax.eval_shape(
+            lambda xs, pass_operands=pass_operands, s=spec, c=call: pass_operands(s, c, xs), avals
+        )
         shapes = arrays.backward_shapes if direction == "backward" else arrays.forward_shapes
         assert [size for _, size in operands] == [_bytes(x) for x in passed], label
         assert dict(results) == {name: _bytes(x) for name, x in shapes(call).items()}, label

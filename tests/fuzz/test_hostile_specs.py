@@ -1,4 +1,4 @@
-"""Attributes that contradict themselves or each other are refused, each with a sentence."""
+"""Attributes that are wrong or contradict each other are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.support.backend import needs_cudnn
 pytestmark = needs_cudnn
 
 
-def test_each_is_refused_by_name():
+def test_each_set_is_refused_by_the_name_of_the_wrong_attribute():
     found = outcomes("tests.fuzz.hostile_specs", range(len(hostile_specs.HOSTILE)))
     assert found == {"wrong call": len(hostile_specs.HOSTILE)} and len(hostile_specs.HOSTILE) >= 66
 
 
-def test_what_they_are_made_from_is_right():
-    """Else they would be refused for something else."""
+def test_the_sets_before_their_change_are_accepted():
+    """A change to a wrong set would prove nothing."""
     native = hostile_specs.native_libraries.load(hostile_specs.native_libraries.CUDA)
     for name in ("FORWARD", "BACKWARD", "LENGTHS", "PACKED", "PACKED_BACKWARD", "PAGED", "BIASED"):
         assert native.buffers(getattr(hostile_specs, name)), name

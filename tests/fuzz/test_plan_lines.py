@@ -1,4 +1,4 @@
-"""Drawn lines of stored plans: each is the plan that was made, or is refused."""
+"""Drawn lines of stored plans give the plan that was made, or are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.support.backend import needs_cudnn
 
 
 @needs_cudnn
-def test_each_line_is_the_plan_or_refused():
+def test_drawn_lines_give_the_plan_or_are_refused():
     counts = outcomes("tests.fuzz.plan_lines", range(DRAWS or 200), seconds=20.0)
     assert counts["the plan"] and counts["a damaged plan"] and counts["the plan of another call"]
     assert counts["expected a plan as a line of JSON and digits"]

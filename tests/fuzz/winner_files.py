@@ -1,4 +1,4 @@
-"""Files of winners that somebody else has written: read for a call, then written to."""
+"""Drawn files of winners, which are read for a call and then written to."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.fuzz import mutations, strange_files
 
 _Q = jax.ShapeDtypeStruct((2, 48, 4, 16), jnp.float32)
 _SPEC = spec_of(query=_Q, key=_Q, value=_Q, is_causal=True)
-_OF_THE_CALL = Winner(
+_WINNER = Winner(
     call=winners.described(_SPEC), device=CPU.name, versions=select.versions(CPU),
     implementation="xla", engine="", date="2026-11-26", untuned="xla",
     microseconds={"xla": 10.5, "other 3 K=1": 11.0},
 )  # fmt: skip
-_OTHER = replace(_OF_THE_CALL, device="NVIDIA H200", engine="6 KERNEL_CFG=2")
-_FILE = {"format": 1, "winners": [asdict(_OTHER), asdict(_OF_THE_CALL)]}
+_OTHER = replace(_WINNER, device="NVIDIA H200", engine="6 KERNEL_CFG=2")
+_FILE = {"format": 1, "winners": [asdict(_OTHER), asdict(_WINNER)]}
 
 
 def draw(seed: int) -> str:
-    """One file; what was found in it, and whether another winner could be written to it."""
+    """Read and write one file. Returns whether a winner was found, and another one written."""
     random = Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "winners.json")
@@ -63,7 +63,7 @@ def _expected(file: Path) -> Winner | None:
     """The last winner of the call, if all winners of a regular file are well formed."""
     listed = _listed(file)
     same = [x for x in listed or () if winners._key(x["call"], x["device"], x["versions"]) ==
-            _OF_THE_CALL.key]  # fmt: skip
+            _WINNER.key]  # fmt: skip
     return Winner(**same[-1]) if same else None
 
 
@@ -110,7 +110,7 @@ def _kept(file: Path) -> str:
         winners.keep(new)
     except OSError as error:
         assert str(error) and "\n" not in str(error)
-        assert content is None or file.read_bytes() == content, "the file is as it was"
+        assert content is None or file.read_bytes() == content, "the file must not change"
         return "not kept"
     after = _listed(file)
     assert after is not None and asdict(new) in after
@@ -119,5 +119,5 @@ def _kept(file: Path) -> str:
 
 
 def _last_of_each(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of two entries of one call the later one counts."""
+    """The winners without those that a later entry of the same call replaces."""
     return list({winners._key(x["call"], x["device"], x["versions"]): x for x in listed}.values())

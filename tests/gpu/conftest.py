@@ -1,7 +1,7 @@
-"""The GPU suite: run it with `python -m pytest tests/gpu`; it writes what it measured as JSON.
+"""The GPU suite, which `python -m pytest tests/gpu` runs. With --out it writes a report as JSON.
 
-ATTN_DISPATCH_POISON fills results and workspaces with NaN before every call, so nothing that a
-kernel leaves unwritten goes unseen. It must be set before a call is compiled.
+ATTN_DISPATCH_POISON fills results and workspaces with NaN before every call, so that memory that a
+kernel leaves unwritten is noticed. It must be set before a call is compiled.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ROWS: dict[str, list[dict]] = {}
 
 
 def pytest_addoption(parser):
-    parser.addoption("--out", default="", help="folder for the JSON of this run")
-    parser.addoption("--out-name", default="gpu_suite", help="what its name begins with")
+    parser.addoption("--out", default="", help="folder for the report of this run")
+    parser.addoption("--out-name", default="gpu_suite", help="the beginning of its name")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def record(request):
-    """Keeps a row of numbers under the test's name, for the results file."""
+    """A function that adds a row of numbers to the report, under the test's name."""
 
     def keep(**row):
         ROWS.setdefault(request.node.originalname, []).append(row)

@@ -1,11 +1,11 @@
-"""Drawn calls under compute-sanitizer: does any kernel touch memory that is not its own?
+"""Runs drawn calls under compute-sanitizer, which finds accesses outside of buffers.
 
 usage: python tests/gpu/memcheck.py [--draws N] [--seed N] [--jobs N] [--out FOLDER]
 
-Every buffer is an allocation of its own, so that reading or writing past one is noticed. Each call
-has a process of its own, and 100 seconds: the sanitizer itself may crash or hang, which is then
-said of that call. The jobs share out the GPUs that are here. Exits with 1 if a call touched what
-is not its own, or if none ran.
+Every buffer is a separate allocation, so that an access past its end is noticed. Each call runs in
+a separate process with a limit of 100 seconds: the sanitizer itself may crash or hang, which is
+then reported for that call. The jobs are spread over the GPUs of the machine. The exit status is 1
+if a call accessed other memory, or if no call ran.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _ENVIRONMENT = {
 
 _MEMCHECK = (
     "compute-sanitizer", "--tool", "memcheck", "--print-limit", "5",
-    # Of this process alone: the sanitizer crashes beside the compilers that XLA starts.
+    # Only this process is checked: the sanitizer crashes in the compilers that XLA starts.
     "--target-processes", "application-only",
-    # What the driver refuses is no access to memory: cuDNN tries calls, and goes on without them.
+    # Errors of the driver are not accesses to memory: cuDNN tries calls that the driver refuses.
     "--report-api-errors", "no",
 )  # fmt: skip
 
-_LONGEST = 100
-"""Seconds for one call; most take 10 to 20."""
+_CALL_SECONDS = 100
+"""The time limit of one call; most take 10 to 20 seconds."""
 
 
 def run_one(count: int, seed: int, index: int) -> None:
-    """Runs one of the drawn cases and prints its status."""
+    """Run one of the drawn cases and print its status."""
     from attn_dispatch_tools.verify import draws
     from attn_dispatch_tools.verify.suite import Conformance
 
@@ -55,18 +55,18 @@ def run_one(count: int, seed: int, index: int) -> None:
 
 @functools.cache
 def devices() -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES may name, one by one."""
+    """The names of the GPUs for CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(visible.split(","))
     if not shutil.which("nvidia-smi"):
-        sys.exit("error: no NVIDIA GPU is here")
+        sys.exit("error: this machine has no NVIDIA GPU")
     listed = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True).stdout
     return tuple(map(str, range(len(listed.splitlines()))))
 
 
 def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
-    """One call under compute-sanitizer: its status, and the errors that were counted."""
+    """Run one call under compute-sanitizer. Returns its status and the number of errors."""
     command = (
         *_MEMCHECK, sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
         "--one", str(index),
@@ -77,17 +77,17 @@ def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
-        said, _ = process.communicate(timeout=_LONGEST)
+        output, _ = process.communicate(timeout=_CALL_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-    status = re.search(r"STATUS (\w+)", said)
-    summed = re.search(r"ERROR SUMMARY: (\d+) error", said)
-    found = re.findall(r"========= (Invalid .*|    at .*)", said)
+        output, _ = process.communicate()
+    status = re.search(r"STATUS (\w+)", output)
+    summed = re.search(r"ERROR SUMMARY: (\d+) error", output)
+    found = re.findall(r"========= (Invalid .*|    at .*)", output)
     return {
         "case": f"drawn/{args.seed}_{index}",
         "status": status[1] if status else "unfinished",
-        # Errors are printed as they happen; their sum only at the end.
+        # Errors are printed as they happen, their sum only at the end.
         "errors": int(summed[1]) if summed else (len(found) or None),
         "first_errors": found[:6],
         "exit_status": process.returncode,
@@ -108,7 +108,7 @@ def main() -> None:
     facts = facts_of(args) if args.out else {}
     calls: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        # Told as they end, so that a run that is cut off has shown something.
+        # Each result is printed at once, so that an interrupted run has shown some.
         for call in pool.map(lambda index: checked(args, index), range(args.draws)):
             calls.append(call)
             print(f"{call['case']}: {call['status']}, errors: {call['errors']}", flush=True)
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def kind(call: dict[str, Any]) -> str:
-    """What a call counts as."""
+    """The kind of result by which a call is counted."""
     if call["status"] == "refused":
         return "refused"
     if call["errors"] is None:
@@ -133,19 +133,19 @@ def kind(call: dict[str, Any]) -> str:
 
 
 def counted(calls: list[dict[str, Any]]) -> dict[str, int]:
-    """How many calls there are of each kind."""
+    """The number of calls of each kind."""
     found = Counter(map(kind, calls))
     kinds = ("clean", "refused", "not_clean", "sanitizer_crashed_or_hung")
     return {x: found[x] for x in kinds}
 
 
 def unclean(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The calls that were not clean, and those of which it is not known."""
+    """The calls that were not clean, and those without a result."""
     return [x for x in calls if kind(x) in ("not_clean", "sanitizer_crashed_or_hung")]
 
 
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What a report begins with."""
+    """The first entries of a report."""
     from attn_dispatch_tools.reports.environment import environment
     from attn_dispatch_tools.verify import draws
 
@@ -158,17 +158,17 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def kept(facts: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is written of these calls: counts, and the unclean ones whole."""
+    """The report of these calls: counts, and every unclean call completely."""
     clean = {x["case"] for x in calls if kind(x) == "clean"}
-    of_kind = {
+    by_layout = {
         name: {"drawn": len(facts[name]), "clean": len(clean.intersection(facts[name]))}
         for name in ("paged", "packed")
     }
-    return facts | of_kind | counted(calls) | {"unclean": unclean(calls)}
+    return facts | by_layout | counted(calls) | {"unclean": unclean(calls)}
 
 
 def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> None:
-    """Writes what is known of these calls."""
+    """Write the report of these calls."""
     from attn_dispatch_tools.reports.environment import file_name
 
     path = folder / f"{file_name('memcheck', facts['environment'])}.json"

@@ -1,15 +1,15 @@
-"""What a version is proven by, on all GPUs of a machine at once: drawn calls and the GPU suite.
+"""Runs the proof of a version on all GPUs of a machine at once: drawn calls and the GPU suite.
 
 usage: python tests/gpu/prove.py FOLDER [--seeds N ...] [--as-they-are N ...] [--each-rewrite N ...]
                                         [--draws N] [--jobs N] [--named] [--suite]
 
-Every seed draws calls of its own for `attn-dispatch verify`, on the GPUs in turn: --seeds under
-ATTN_DISPATCH_REWRITES=1, --as-they-are under ATTN_DISPATCH_REWRITES=0, and --each-rewrite with a
-rewrite for each call that nothing asks for. --named adds the named cases to the first seed's.
+Every seed is one run of `attn-dispatch verify` with drawn calls, on the GPUs in turn: --seeds with
+ATTN_DISPATCH_REWRITES=1, --as-they-are with ATTN_DISPATCH_REWRITES=0, and --each-rewrite with each
+call also rewritten without need. --named adds the named cases to the first seed's run.
 
---suite runs the GPU suite on the first GPU, which it has to itself: some tests measure its memory.
-Then it runs what needs two, beside the draws. Reports go to FOLDER, and so does what each run
-printed that ended with an error. Exits with 1 if one did.
+--suite runs the GPU suite alone on the first GPU, since some tests measure its memory. Then it runs
+the tests that need two GPUs, while draws run. Reports go to FOLDER, and so does the output of every
+run that failed. The exit status is 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PYTEST = (sys.executable, "-m", "pytest", "-q", "--out")
 
 @dataclass(frozen=True)
 class Run:
-    """One command, and what it needs."""
+    """One command and its environment."""
 
     name: str
     command: tuple[str, ...]
@@ -40,19 +40,19 @@ class Run:
 
 
 def suite(folder: Path, gpu: str) -> Run:
-    """The GPU suite but for the cases, which `verify` runs."""
+    """The GPU suite without the cases, which `verify` runs."""
     words = (str(folder), str(_TESTS), "-k", "not test_case")
     return Run("gpu_suite", (*_PYTEST, *words), {"CUDA_VISIBLE_DEVICES": gpu})
 
 
 def suite_of_two(folder: Path, gpus: tuple[str, ...]) -> Run:
-    """Those of its tests that need two GPUs."""
+    """The tests of the GPU suite that need two GPUs."""
     words = (str(folder), "--out-name", "gpu_suite-two", str(_TESTS / "test_several_gpus.py"))
     return Run("gpu_suite-two", (*_PYTEST, *words), {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:2])})
 
 
 def draws(args: argparse.Namespace, gpus: tuple[str, ...]) -> Iterator[Run]:
-    """A `verify` for each seed, on the last GPU first."""
+    """A run of `verify` for each seed, on the last GPU first."""
     seeds = [(seed, "1", ()) for seed in args.seeds]
     seeds += [(seed, "0", ()) for seed in args.as_they_are]
     seeds += [(seed, "1", ("--each-rewrite",)) for seed in args.each_rewrite]
@@ -69,23 +69,23 @@ def draws(args: argparse.Namespace, gpus: tuple[str, ...]) -> Iterator[Run]:
         )
 
 
-def run(one: Run, folder: Path) -> bool:
-    """Whether it ended well."""
+def run(job: Run, folder: Path) -> bool:
+    """Run a command. Returns whether its exit status is 0."""
     started = time.monotonic()
     done = subprocess.run(
-        one.command, env=os.environ | one.environment, text=True, stdout=subprocess.PIPE,
+        job.command, env=os.environ | job.environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )  # fmt: skip
     seconds = time.monotonic() - started
-    print(f"{one.name}: exit status {done.returncode} after {seconds:.0f} s", flush=True)
+    print(f"{job.name}: exit status {done.returncode} after {seconds:.0f} s", flush=True)
     print(*done.stdout.splitlines()[-3:], sep="\n", flush=True)
     if done.returncode:
-        (folder / f"{one.name.replace(' ', '_')}.log").write_text(done.stdout)
+        (folder / f"{job.name.replace(' ', '_')}.log").write_text(done.stdout)
     return not done.returncode
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prove a version on the GPUs that are here.")
+    parser = argparse.ArgumentParser(description="Prove a version on the GPUs of this machine.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     parser.add_argument("--as-they-are", type=int, nargs="*", default=[])
@@ -102,13 +102,13 @@ def main() -> None:
     with ThreadPoolExecutor(len(runs) + 1) as pool:
         done = [pool.submit(run, x, args.folder) for x in runs if x not in later]
         if args.suite:
-            are_good = [run(suite(args.folder, gpus[0]), args.folder)]
+            succeeded = [run(suite(args.folder, gpus[0]), args.folder)]
             later += [suite_of_two(args.folder, gpus)] * (len(gpus) > 1)
         else:
-            are_good = []
+            succeeded = []
         done += [pool.submit(run, x, args.folder) for x in later]
-        are_good += [x.result() for x in done]
-    sys.exit(0 if all(are_good) else 1)
+        succeeded += [x.result() for x in done]
+    sys.exit(0 if all(succeeded) else 1)
 
 
 if __name__ == "__main__":

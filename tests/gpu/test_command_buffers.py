@@ -1,4 +1,4 @@
-"""Whole decoder layers as CUDA graphs: our custom calls beside the layer's other kernels."""
+"""CUDA graphs of whole decoder layers, which contain our custom calls and the other kernels."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.support.gpu_programs import in_new_process
 LAYERS, BATCH, LENGTH, WIDTH = 3, 2, 512, 512
 HEADS, KV_HEADS, DIM = 8, 2, 64
 _QKV = (HEADS + 2 * KV_HEADS) * DIM
-_OFF = "--xla_gpu_enable_command_buffer="
+_WITHOUT_GRAPHS = "--xla_gpu_enable_command_buffer="
 _SAME_KERNELS = "--xla_gpu_autotune_level=0 --xla_gpu_exclude_nondeterministic_ops=true"
-"""In every process, whatever autotuning would measure there."""
+"""Flags that make XLA choose the same kernels in every process."""
 _OTHERS = ("kKernel", "kGemm", "kCublasLt", "kCustomKernel", "kCuDnn")
-"""Beginnings of the kinds of thunk that a layer's other kernels are."""
+"""Beginnings of the kinds of thunk that run a layer's other kernels."""
 
 
 def weights() -> dict[str, jax.Array]:
-    """Of all layers, along the first axis."""
+    """The weights of all layers, stacked along the first axis."""
     shapes = {
         "norm": (WIDTH,),
         "qkv": (WIDTH, _QKV),
@@ -45,21 +45,21 @@ def tokens() -> jax.Array:
     return jax.random.normal(jax.random.key(1), (BATCH, LENGTH, WIDTH), jnp.bfloat16)
 
 
-def normed(x: jax.Array, scale: jax.Array) -> jax.Array:
+def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)
     return (wide * (1 + scale.astype(jnp.float32))).astype(x.dtype)
 
 
 def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
-    """Norm, QKV projection, attention, output projection, MLP."""
-    qkv = (normed(x, w["norm"]) @ w["qkv"]).reshape(BATCH, LENGTH, -1, DIM)
+    """One layer: norm, QKV projection, attention, output projection, MLP."""
+    qkv = (normalized(x, w["norm"]) @ w["qkv"]).reshape(BATCH, LENGTH, -1, DIM)
     q, k, v = jnp.split(qkv, (HEADS, HEADS + KV_HEADS), axis=2)
     mixed = attn_dispatch.dot_product_attention(
         q, k, v, is_causal=True, implementation="cudnn", deterministic_backward=True
     )
     x = x + mixed.reshape(BATCH, LENGTH, -1) @ w["out"]
-    return x + jax.nn.gelu(normed(x, w["norm"]) @ w["up"]) @ w["down"]
+    return x + jax.nn.gelu(normalized(x, w["norm"]) @ w["up"]) @ w["down"]
 
 
 @jax.jit
@@ -70,28 +70,28 @@ def decoder(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
 
 
 def _loss(w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    def one(x, w):
+    def body(x, w):
         return layer(x, w), None
 
-    found, _ = jax.lax.scan(jax.checkpoint(one), x, w)
+    found, _ = jax.lax.scan(jax.checkpoint(body), x, w)
     return (found.astype(jnp.float32) ** 2).mean()
 
 
 @jax.jit
 def training(x: jax.Array, w: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """One step down the gradient, of layers in a scan under remat."""
+    """One step of gradient descent, with the layers in a scan under remat."""
     gradients = jax.grad(_loss)(w, x)
     return jax.tree.map(lambda a, b: a - 0.1 * b, w, gradients)
 
 
 @dataclass
 class Graphs:
-    """What an XLA dump of thunks says of the custom calls in a program."""
+    """The custom calls of a program, counted inside and outside of command buffers."""
 
     inside: int = 0
     outside: int = 0
     beside: list[int] = field(default_factory=list)
-    """Of each command buffer with custom calls how many other kernels it has."""
+    """The number of other kernels in each command buffer that has custom calls."""
 
 
 def graphs_in(text: str) -> Graphs:
@@ -114,12 +114,12 @@ def graphs_in(text: str) -> Graphs:
 
 
 def _thunks(text: str) -> Iterator[tuple[int, str]]:
-    """Indent and kind of each thunk: "  004: kGemm   ...", what a thunk holds stands indented."""
+    """The indent and kind of each thunk, as in "  004: kGemm   ...". Inner thunks are indented."""
     for match in re.finditer(r"^( *)\d+: (k\w+)", text, re.MULTILINE):
         yield len(match[1]), match[2]
 
 
-def test_how_a_dump_is_read():
+def test_a_dump_of_thunks_is_counted_by_command_buffer():
     text = (
         "000: kCustomCall   \n001: kCommandBuffer\t\n  002: kKernel    \t\n  003: kCustomCall\t\n"
         "  004: kGemm\t\n004: kWhile\t\nbody:\n  005: kCommandBuffer\t\n    006: kCustomCall\t\n"
@@ -129,7 +129,7 @@ def test_how_a_dump_is_read():
 
 
 def dumped(folder: pathlib.Path, program: str) -> str:
-    """The thunks of a program as they run: after XLA's passes, where these changed anything."""
+    """The thunks of a program, after XLA's passes if these changed any."""
     files = sorted(folder.glob(f"*jit_{program}*thunk_sequence*"))
     assert files, f"no dump of {program}'s thunks among {[x.name for x in folder.iterdir()][:40]}"
     after = [x for x in files if "after_thunk_passes" in x.name]
@@ -138,9 +138,9 @@ def dumped(folder: pathlib.Path, program: str) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict[str, np.ndarray]]]:
-    """Dump and results, without command buffers and as JAX comes."""
+    """The dump and the results, without command buffers and with JAX's defaults."""
     found = {}
-    for name, flags in (("plain", _OFF), ("captured", "")):
+    for name, flags in (("plain", _WITHOUT_GRAPHS), ("captured", "")):
         folder = tmp_path_factory.mktemp(name)
         in_new_process(
             f"""
@@ -162,8 +162,8 @@ def runs(tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict[str, np.ndarray
 
 
 @pytest.mark.parametrize("program", ["decoder", "training"])
-def test_layers_are_captured_with_our_calls(program, runs, record):
-    """By XLA's own defaults; of the training program each body of its loops is one graph."""
+def test_command_buffers_contain_our_calls_and_other_kernels(program, runs, record):
+    """XLA's defaults apply. In training each body of a loop is one graph."""
     plain, captured = (graphs_in(dumped(runs[x][0], program)) for x in ("plain", "captured"))
     record(program=program, plain=vars(plain), captured=vars(captured))
     assert plain.inside == 0 and plain.outside > 0
@@ -171,7 +171,7 @@ def test_layers_are_captured_with_our_calls(program, runs, record):
     assert captured.beside and min(captured.beside) >= 4
 
 
-def test_results_are_those_without_graphs(runs, record):
+def test_results_are_equal_with_and_without_graphs(runs, record):
     plain, captured = (runs[x][1] for x in ("plain", "captured"))
     differences = {}
     for name, expected in plain.items():

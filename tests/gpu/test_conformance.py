@@ -26,8 +26,8 @@ class TestCudnn(Conformance):
             pytest.skip("; ".join(outcome.reasons))
 
 
-def test_unset_preference_takes_cudnn(monkeypatch):
-    """Where no other package brings a faster kernel."""
+def test_cudnn_is_chosen_without_a_preference(monkeypatch):
+    """No other package with a faster kernel is installed."""
     monkeypatch.setattr(flash.library, "version", lambda: None)
     q = jax.ShapeDtypeStruct((2, 256, 8, 64), jnp.bfloat16)
     explanation = attn_dispatch.explain(q, q, q, is_causal=True)

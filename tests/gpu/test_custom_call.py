@@ -1,4 +1,4 @@
-"""The custom call on its own: exported modules, and calls whose parts contradict each other."""
+"""cuDNN's custom call, called directly and from exported modules, right and wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.repository import environment
 
 
 def call_directly(operands=None, out=None, workspace_bytes=1 << 20, **changes):
-    """The forward custom call with something about it changed."""
+    """Run the forward custom call with some operands, results or attributes changed."""
     spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
     q, k, v = arrays() if operands is None else operands
     attributes = cudnn._ffi_attributes(variants_of(spec)[0])
@@ -37,28 +37,28 @@ def call_directly(operands=None, out=None, workspace_bytes=1 << 20, **changes):
     )
 
 
-def test_called_directly():
+def test_a_direct_call_gives_the_result_of_the_public_call():
     np.testing.assert_array_equal(call_directly()[0], jax.jit(attend)(*arrays()))
 
 
-def test_too_small_workspace():
+def test_a_workspace_that_is_too_small_is_refused():
     with pytest.raises(jax.errors.JaxRuntimeError, match="lower it again here"):
         call_directly(workspace_bytes=0)
 
 
-def test_wrong_buffer():
+def test_an_operand_of_wrong_size_is_refused():
     q, k, v = arrays()
     with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 1, key: expected"):
         call_directly(operands=(q, k[:, :128], v))
 
 
-def test_wrong_result():
+def test_a_result_of_wrong_size_is_refused():
     with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 3, out: expected"):
         call_directly(out=(1, CASE.t, CASE.n, CASE.v))
 
 
-def test_operands_and_results_are_counted_apart():
-    """Three operands and two results are as many as four and one."""
+def test_operands_and_results_are_counted_separately():
+    """The sum of operands and results is right, but not each number."""
     q, k, v = arrays()
     spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
     attributes = cudnn._ffi_attributes(variants_of(spec)[0])
@@ -73,8 +73,8 @@ def test_operands_and_results_are_counted_apart():
 
 
 @pytest.mark.parametrize("count", [28, 62])
-def test_many_arrays_are_passed(count):
-    """More buffers than fit where pointers of an ordinary call are kept."""
+def test_a_score_mod_may_read_many_arrays(count):
+    """There are more buffers than fit into the array for pointers of an ordinary call."""
     q, k, v = arrays()
     rng = np.random.default_rng(5)
     factors = [jnp.asarray(rng.uniform(0.98, 1.02, CASE.n), jnp.float32) for _ in range(count)]
@@ -98,8 +98,8 @@ def test_many_arrays_are_passed(count):
     ("rows", "flags", "result"),
     [((8, 64), 8, (4, 64)), ((8, 64), 3, (8, 64)), ((8, 4), 8, (8, 4)), ((8, 64), 0, (8, 64))],
 )
-def test_rows_to_be_cleared_that_contradict_their_flags(rows, flags, result):
-    """A smaller result, flags that do not divide the rows, rows of 8 bytes, no flags."""
+def test_clear_rows_refuses_shapes_that_contradict_each_other(rows, flags, result):
+    """The cases: a smaller result, flags that do not divide the rows, rows of 8 bytes, no flags."""
     clear_rows.register()
     call = jax.ffi.ffi_call(clear_rows.TARGET, jax.ShapeDtypeStruct(result, jnp.bfloat16))
     operands = jnp.ones(rows, jnp.bfloat16), jnp.ones(flags, jnp.uint8)
@@ -107,7 +107,7 @@ def test_rows_to_be_cleared_that_contradict_their_flags(rows, flags, result):
         jax.block_until_ready(jax.jit(call)(*operands))
 
 
-def test_wrong_attributes():
+def test_wrong_attributes_are_refused():
     with pytest.raises(jax.errors.JaxRuntimeError, match="unknown surplus"):
         call_directly(surplus=np.int64(1))
     with pytest.raises(jax.errors.JaxRuntimeError, match="num_heads: expected a multiple of"):
@@ -118,7 +118,7 @@ def test_wrong_attributes():
 
 @pytest.mark.parametrize("target", ["here", "sm90"])
 def test_exported_module_runs_in_a_new_process(target, tmp_path, record):
-    """Also when it was lowered for a device known only by its properties."""
+    """The module may be lowered for a device known only by its properties."""
     checks = [
         jax.export.DisabledSafetyCheck.custom_call(name)
         for name in (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)

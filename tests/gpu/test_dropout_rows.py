@@ -1,4 +1,4 @@
-"""Which entries of a dropout mask cuDNN decides with one random number."""
+"""The entries of a dropout mask that cuDNN decides by one random number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRAWS, ROWS, KEYS = 500, 32, 32
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
-def test_rows_that_share_a_random_number(head_dim, record):
+def test_at_most_four_rows_share_a_random_number(head_dim, record):
     q, k = (jnp.zeros((2, length, 2, head_dim), jnp.bfloat16) for length in (ROWS, KEYS))
 
     @jax.jit
@@ -27,15 +27,15 @@ def test_rows_that_share_a_random_number(head_dim, record):
     correlated = np.abs(signs.T @ signs) / DRAWS > 0.5
     first, second = (np.unravel_index(x, (2, 2, ROWS, KEYS)) for x in np.nonzero(correlated))
     elsewhere = sum((first[axis] != second[axis]).sum() for axis in (0, 1, 3))
-    apart = np.abs(first[2] - second[2])
+    distances = np.abs(first[2] - second[2])
     record(
         head_dim=head_dim,
         draws=DRAWS,
         most_rows_together=int(correlated.sum(0).max()),
-        rows_apart=sorted({int(x) for x in apart}),
+        rows_apart=sorted({int(x) for x in distances}),
         share_dropped=float(1 - kept.mean()),
     )
     assert elsewhere == 0
-    assert set(apart) <= {0, 2, 4, 6}
+    assert set(distances) <= {0, 2, 4, 6}
     assert correlated.sum(0).max() <= 4
     assert abs(kept.mean() - 0.5) < 7 * 0.5 / np.sqrt(kept.size / 4)

@@ -1,4 +1,4 @@
-"""FlashAttention-4 in programs: a scan, remat, threads, a mesh; and sizes nobody chose."""
+"""FlashAttention-4 in programs: a scan, remat, threads, a mesh, and unusual sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attn_dispatch.devices.target import default_device
 from tests.support.flash_programs import assert_close, attend, gradients, packed
 from tests.support.gpu_programs import arrays, device_bytes_in_use, pool_bytes
 
-# fa4-jax 0.1.0 calls functions of CUTLASS by names that are to go.
+# fa4-jax 0.1.0 calls functions of CUTLASS by deprecated names.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 
 
@@ -35,7 +35,7 @@ def packed_by_fa4(q, k, v):
 
 
 @pytest.mark.parametrize("call", [by_fa4, packed_by_fa4])
-def test_two_hundred_calls_do_not_grow_memory(call, record):
+def test_200_calls_do_not_grow_memory(call, record):
     step, operands = gradients(call), arrays(0, k=8)
     for _ in range(20):
         jax.block_until_ready(step(*operands))
@@ -49,7 +49,7 @@ def test_two_hundred_calls_do_not_grow_memory(call, record):
     assert after <= before
 
 
-def test_a_scan_of_layers_under_remat():
+def test_a_scan_of_layers_under_remat_agrees_with_xla():
     q, k, v, _ = arrays(1, k=8)
 
     def loss(q, implementation):
@@ -64,8 +64,8 @@ def test_a_scan_of_layers_under_remat():
     assert_close(*found, tolerance=0.05)
 
 
-def test_slices_of_stacked_operands():
-    """As in a scan over layers: the calls read slices of one array and write into one."""
+def test_slices_of_stacked_operands_agree_with_xla():
+    """As in a scan over layers, calls read slices of one array and write slices of one."""
     operands = [jnp.stack([x, -x, 2 * x]) for x in arrays(6, k=8)]
 
     def each(implementation):
@@ -75,7 +75,7 @@ def test_slices_of_stacked_operands():
     assert_close(each("fa4")(*operands), each("xla")(*operands))
 
 
-def test_threads_each_get_their_own_results():
+def test_each_thread_gets_its_results():
     step, wrong = gradients(packed_by_fa4), []
     operands = {seed: arrays(seed, k=8) for seed in range(4)}
     expected = {seed: np.asarray(step(*x)[0]) for seed, x in operands.items()}
@@ -93,7 +93,7 @@ def test_threads_each_get_their_own_results():
     assert not wrong
 
 
-def test_a_mesh_of_the_devices_that_are_here():
+def test_a_mesh_of_all_devices_agrees_with_one_device():
     devices = np.array(jax.devices())
     mesh = Mesh(devices.reshape(len(devices), 1), ("data", "model"))
     operands = arrays(7, b=2 * len(devices), k=8)
@@ -113,7 +113,7 @@ def test_a_mesh_of_the_devices_that_are_here():
     ids=str,
 )
 @pytest.mark.parametrize("with_lengths", [False, True])
-def test_sizes_that_nobody_chose(size, with_lengths):
+def test_unusual_sizes_agree_with_xla(size, with_lengths):
     operands = arrays(2, **size)
     options: dict[str, Any] = {}
     if with_lengths:

@@ -1,4 +1,4 @@
-"""Modules that do not fit this library, and memory that is full: the process goes on."""
+"""Modules that do not fit this library, and full memory, are errors that the process survives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def exported(platform: str = "cuda") -> jax.export.Exported:
 
 
 def edited(module: jax.export.Exported, pattern: str, replacement: str) -> jax.export.Exported:
-    """With the one match of the pattern in its StableHLO replaced, serialized and read again."""
+    """Replace the one match of a pattern in the module's StableHLO, serialize it and read it."""
     text, count = re.subn(pattern, replacement, module.mlir_module())
     assert count == 1, (pattern, count, module.mlir_module())
     version = mlir_version(module)
@@ -60,11 +60,11 @@ EDITS = {
     ),
     "the workspace is too small": (r"tensor<\d+xui8>", "tensor<1xui8>", "lower it again here"),
 }
-"""What is wrong -> pattern, replacement, what is said of it."""
+"""The pattern, the replacement and the message, by a description of the error."""
 
 
 @pytest.mark.parametrize("wrong", EDITS)
-def test_edited_module(wrong: str):
+def test_an_edited_module_is_refused_and_the_original_runs(wrong: str):
     pattern, replacement, message = EDITS[wrong]
     module = exported()
     expected = np.asarray(jax.jit(attend)(*arrays()), np.float32)
@@ -74,7 +74,7 @@ def test_edited_module(wrong: str):
     assert jnp.isfinite(expected).all()
 
 
-MEMORY_THAT_IS_FULL = """
+FULL_MEMORY = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 import attn_dispatch
@@ -112,11 +112,11 @@ print("then right")
 
 
 @pytest.mark.parametrize("room", [0, 2**21, 2**23, 2**25, 2**27])
-def test_memory_that_is_full_and_then_is_not(record, room: int):
-    """The first call finds this many bytes free, for results, cuDNN's handle and the kernel."""
+def test_a_call_fails_in_full_memory_and_is_right_afterwards(record, room: int):
+    """The first call has `room` bytes for its results, cuDNN's handle and the kernel."""
     environment = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY_THAT_IS_FULL, str(room)],
+        [sys.executable, "-c", FULL_MEMORY, str(room)],
         env=os.environ | environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

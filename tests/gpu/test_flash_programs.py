@@ -1,4 +1,4 @@
-"""FlashAttention in programs: a scan, remat, threads, exported ones; and sizes nobody chose."""
+"""FlashAttention in programs: a scan, remat, threads, exported modules, and unusual sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.gpu_programs import arrays, device_bytes_in_use, pool_bytes
 
 
 def unusable() -> str:
-    """Not before a test runs: without a GPU nothing here does."""
+    """The reason against running here. It is found when a test runs, which needs a GPU."""
     return flash.unusable_reason(default_device())
 
 
@@ -32,7 +32,7 @@ def usable():
 
 
 @pytest.mark.parametrize("call", [attend, packed])
-def test_five_hundred_calls_do_not_grow_memory(call, record):
+def test_500_calls_do_not_grow_memory(call, record):
     step, operands = gradients(call), arrays(0)
     for _ in range(20):
         jax.block_until_ready(step(*operands))
@@ -46,7 +46,7 @@ def test_five_hundred_calls_do_not_grow_memory(call, record):
     assert after <= before
 
 
-def test_a_scan_of_layers_under_remat():
+def test_a_scan_of_layers_under_remat_agrees_with_xla():
     q, k, v, _ = arrays(1, k=8)
 
     def loss(q, implementation):
@@ -61,7 +61,7 @@ def test_a_scan_of_layers_under_remat():
     assert_close(*found, tolerance=0.05)
 
 
-def test_threads_each_get_their_own_results():
+def test_each_thread_gets_its_results():
     step, wrong = gradients(packed), []
     expected = {seed: [np.asarray(x) for x in step(*arrays(seed))] for seed in range(4)}
 
@@ -90,13 +90,13 @@ def test_threads_each_get_their_own_results():
     ids=str,
 )
 @pytest.mark.parametrize("with_lengths", [False, True])
-def test_sizes_that_nobody_chose(size, with_lengths):
+def test_unusual_sizes_agree_with_xla(size, with_lengths):
     operands = arrays(2, **size)
     options: dict[str, Any] = {}
     if with_lengths:
         lengths = jnp.arange(size["b"], dtype=jnp.int32) % (size["t"] + 1)
         options = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
-    # Of more batch rows than a grid has blocks the backward pass is refused.
+    # With more batch rows than a grid has blocks the backward pass is refused.
     found = [
         gradients(lambda *x, name=name: attend(*x, name, **options))(*operands)
         for name in (("flash", "xla"), "xla")
@@ -104,7 +104,7 @@ def test_sizes_that_nobody_chose(size, with_lengths):
     assert_close(*found)
 
 
-def test_forward_by_one_and_backward_by_another():
+def test_two_implementations_run_forward_and_backward():
     q, k, _, _ = arrays(3, b=1, t=8192, n=8, k=8, h=192)
     v, out_grad = (x[..., :128] for x in (k, q))
     explanation = attn_dispatch.explain(q, k, v, is_causal=True)
@@ -133,8 +133,8 @@ def test_an_exported_module_runs_in_a_process_that_registers(tmp_path):
 
 
 @pytest.mark.parametrize("with_lengths", [False, True])
-def test_arrays_of_more_than_2_31_elements(with_lengths, record):
-    """Each batch row is what it is alone, keys and values and their gradients too."""
+def test_arrays_of_more_than_2_31_elements_equal_their_batch_rows(with_lengths, record):
+    """Each batch row, and the gradients of its keys and values, equal those of the row alone."""
     batch, length = 33, 131072
     keys = jax.random.split(jax.random.key(5), 4)
     row = 1 + jnp.arange(batch, dtype=jnp.bfloat16)[:, None, None, None] / batch
@@ -152,8 +152,8 @@ def test_arrays_of_more_than_2_31_elements(with_lengths, record):
     found = jax.jit(step)(q, k, v, out_grad, lengths)
     alone, worst = jax.jit(step), 0.0
     for b in (0, batch // 2, batch - 1):
-        arrays_ = (x[b : b + 1] for x in (q, k, v, out_grad, lengths))
-        for x, y in zip(found, alone(*arrays_), strict=True):
+        row_arrays = (x[b : b + 1] for x in (q, k, v, out_grad, lengths))
+        for x, y in zip(found, alone(*row_arrays), strict=True):
             x, y = np.asarray(x[b : b + 1], np.float32), np.asarray(y, np.float32)
             assert np.abs(y).max() > 1e-4
             worst = max(worst, float(np.abs(x - y).max() / np.abs(y).max()))

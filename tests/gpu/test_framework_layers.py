@@ -1,7 +1,7 @@
-"""Each framework's layer on cuDNN, in bfloat16: against its own attention in float32.
+"""Each framework's layer with our attention on cuDNN, in bfloat16, compared in float32.
 
-What is expected has no tolerance of its own: our errors may be as large as those that the
-framework's own attention makes in bfloat16, and half as large again.
+The expected results are those of the framework's attention in float32. Our errors may be 1.5 times
+as large as those of the framework's attention in bfloat16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.integration_layers import LAYERS
 
 B, T, N, K, D = 2, 300, 8, 2, 512
 RATE = 0.2
-RATE_OF_LEARNING = 10
+LEARNING_RATE = 10
 
 _rng = np.random.default_rng(11)
 X = _rng.standard_normal((B, T, D)).astype(np.float32)
@@ -46,11 +46,15 @@ def on_cudnn(monkeypatch: pytest.MonkeyPatch):
 
 def layer(name: str, rate: float = 0.0, dtype: Any = jnp.float32) -> tuple[Any, Any, Any]:
     pytest.importorskip(LAYERS[name].package)
-    # Keras casts what it is given to a dtype of its own.
+    # Keras casts its inputs to the dtype of the layer.
     more = {"dtype": jnp.dtype(dtype).name} if name == "Keras 3" else {}
-    params, own, ours = LAYERS[name].make(rate, **more)
+    params, original, ours = LAYERS[name].make(rate, **more)
     floats = (jnp.float32, jnp.bfloat16)
-    return jax.tree.map(lambda x: x.astype(dtype) if x.dtype in floats else x, params), own, ours
+    return (
+        jax.tree.map(lambda x: x.astype(dtype) if x.dtype in floats else x, params),
+        original,
+        ours,
+    )
 
 
 def in_float32(x: jax.Array) -> jax.Array:
@@ -71,9 +75,10 @@ def results(compiled: Any, params: Any, x: jax.Array) -> Arrays:
 
 
 def errors(got: Arrays, expected: Arrays) -> np.ndarray:
-    """Of each array, as a part of its largest number.
+    """The error of each array as a share of its largest number.
 
-    The gradient of a bias of the keys is 0 but for rounding: there, of a hundredth of the others.
+    The gradient of a bias of the keys is 0 up to rounding: its error is a share of a hundredth of
+    the largest number of the others.
     """
     sizes = [abs(y).max() for y in expected]
     largest = [max(size, max(sizes) / 100) for size in sizes]
@@ -83,17 +88,19 @@ def errors(got: Arrays, expected: Arrays) -> np.ndarray:
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("column", ["plain", "mask", "causal", "mask and causal"])
-def test_values_and_gradients(name: str, column: str, record: Callable[..., None]):
+def test_errors_are_like_those_of_the_framework(
+    name: str, column: str, record: Callable[..., None]
+):
     arguments = {"mask": MASK} if "mask" in column else {}
     arguments |= {"is_causal": True} if "causal" in column else {}
-    # As one mask: Flax's layers take one or the other.
+    # Flax's layers take a mask or is_causal, so that both are one mask there.
     both = {"mask": MASK & CAUSAL} if len(arguments) == 2 else arguments
-    params, own, ours = layer(name, dtype=jnp.bfloat16)
+    params, original, ours = layer(name, dtype=jnp.bfloat16)
     x = jnp.asarray(X, jnp.bfloat16)
     with jax.default_matmul_precision("highest"):
         exact = jax.tree.map(in_float32, (params, x))
         expected = results(step(layer(name)[1], *exact, **both), *exact)
-    compiled = step(own, params, x, **both)
+    compiled = step(original, params, x, **both)
     assert cudnn.FORWARD_TARGET not in compiled.as_text()
     theirs = errors(results(compiled, params, x), expected)
     compiled = step(ours, params, x, **arguments)
@@ -101,12 +108,12 @@ def test_values_and_gradients(name: str, column: str, record: Callable[..., None
     assert cudnn.FORWARD_TARGET in text and cudnn.BACKWARD_TARGET in text
     found = errors(results(compiled, params, x), expected)
     record(name=name, arguments=column, ours=found.max().item(), own=theirs.max().item())
-    assert theirs[0] < 0.03, "parameters that are not the same"
+    assert theirs[0] < 0.03, "the parameters differ"
     assert (found <= 1.5 * theirs + 2e-3).all(), (found, theirs)
 
 
 @pytest.mark.parametrize("name", [x for x in LAYERS if LAYERS[x].has_dropout])
-def test_training_with_dropout(name: str, record: Callable[..., None]):
+def test_training_with_dropout_lowers_the_loss(name: str, record: Callable[..., None]):
     params, _, ours = layer(name, RATE, jnp.bfloat16)
     x, target = jnp.asarray(X, jnp.bfloat16), np.roll(X, 1, axis=1)
 
@@ -117,7 +124,7 @@ def test_training_with_dropout(name: str, record: Callable[..., None]):
 
         value, gradients = jax.value_and_grad(loss, allow_int=True)(params)
         moved = jax.tree.map(
-            lambda p, g: p - RATE_OF_LEARNING * g if g.dtype == p.dtype else p, params, gradients
+            lambda p, g: p - LEARNING_RATE * g if g.dtype == p.dtype else p, params, gradients
         )
         return moved, value
 
@@ -129,8 +136,8 @@ def test_training_with_dropout(name: str, record: Callable[..., None]):
     assert np.isfinite(losses).all() and losses[-1] < 0.995 * losses[0]
 
 
-def test_a_cache_step_by_step(record: Callable[..., None]):
-    """Flax's cache: its mask, of the keys so far, is no obstacle to cuDNN."""
+def test_decoding_with_flax_cache_agrees_with_flax(record: Callable[..., None]):
+    """The cache passes a mask of the keys so far, which cuDNN runs."""
     nnx = pytest.importorskip("flax.nnx")
     from attn_dispatch.integrations.flax import attention_fn
 

@@ -1,7 +1,7 @@
-"""AITER's handlers on an NVIDIA GPU, where calls only queue and the host cannot read their memory.
+"""AITER's handlers on an NVIDIA GPU, where calls only queue work in memory the host cannot read.
 
-hip_on_nvidia.py says what runs, and builds it: a module whose path ATTN_DISPATCH_HIP_ON_NVIDIA
-holds. The emulator in it adds in a fixed order, so what must not matter must not change a bit.
+hip_on_nvidia.py describes and builds the module, whose path is in ATTN_DISPATCH_HIP_ON_NVIDIA. The
+emulator in it adds in a fixed order, so that results must be equal to the last bit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BY_NAME = {case.name: case for case in AITER_CASES}
 CK, ASM = BY_NAME["causal"], BY_NAME["asm_causal"]
 RESULTS = ("out", "lse", "query", "key", "value")
 
-STEPS = 25  # with a forward and a backward call each; XLA's queue takes 32 programs
+STEPS = 25  # each has a forward and a backward call; XLA's queue holds 32 programs
 RUNS = 20
 
 
@@ -52,7 +52,7 @@ def emulator():
 
 
 @pytest.mark.parametrize(("case", "gfx"), (*CASES_BY_GFX, *SIXTEEN_BIT_CASES), ids=str)
-def test_against_reference(case, gfx, emulator, record):
+def test_results_agree_with_the_reference(case, gfx, emulator, record):
     emulator.set_arch(gfx)
     is_16_bit = (case, gfx) in SIXTEEN_BIT_CASES
     with sixteen_bit_atomics() if is_16_bit else nullcontext():
@@ -60,18 +60,18 @@ def test_against_reference(case, gfx, emulator, record):
     errors = check.errors()
     record(case=case.name, gfx=gfx, error_over_allowance=errors)
     assert all(x <= 1 for x in errors.values()), errors
-    assert check.asked_otherwise() == []
+    assert check.differences_from_judge() == []
 
 
-def test_queued_calls(record):
-    """Behind a long computation, fifty calls in donated buffers, each fed by the one before."""
+def test_queued_calls_give_the_results_of_waiting_ones(record):
+    """Fifty calls in donated buffers are queued after a long computation, each using the last."""
     operands = on_device(ASM)
     query = operands.pop("query")
     ones = jnp.ones(2**30, jnp.float32)
     expected = [int(x) for x in chain(jnp.array(query, copy=True), operands, wait=True)]
-    jax.block_until_ready(later(query, ones, ones[0]))
+    jax.block_until_ready(after_long_work(query, ones, ones[0]))
     begin = time.perf_counter()
-    queued = chain(later(query, ones, ones[0]), operands, wait=False)
+    queued = chain(after_long_work(query, ones, ones[0]), operands, wait=False)
     seconds_to_queue = time.perf_counter() - begin
     got = [int(x) for x in queued]
     seconds = time.perf_counter() - begin
@@ -80,14 +80,14 @@ def test_queued_calls(record):
 
 
 @jax.jit
-def later(x, ones, one):
-    """`x`, once some hundred passes over the ones are done."""
+def after_long_work(x, ones, one):
+    """`x`, after 200 passes over the ones."""
     passed = jax.lax.fori_loop(0, 200, lambda _, y: y * one, ones)
     return x * passed[0].astype(x.dtype)
 
 
 def chain(query: jax.Array, operands, *, wait: bool) -> list[jax.Array]:
-    """A sum of all bits that each step computes; waiting for one before the next is queued."""
+    """The sum of the bits of each step's results. With `wait` each step ends before the next."""
     sums = []
     for _ in range(STEPS):
         query, bits = step(query, operands)
@@ -107,8 +107,8 @@ def step(query, operands):
     return following, sum(x.astype(jnp.uint32).sum(dtype=jnp.uint32) for x in bits)
 
 
-def test_two_threads(emulator, record):
-    """Each thread drives a program of its own."""
+def test_two_threads_get_the_results_of_one(emulator, record):
+    """Each thread runs another program."""
     checks = [Check.of(BY_NAME[name], DEVICE, emulator) for name in ("asm_causal", "packed")]
     alone = [check.run() for check in checks]
 
@@ -129,8 +129,8 @@ def test_two_threads(emulator, record):
     assert not failures
 
 
-def test_failed_call(emulator):
-    """What the handler returns reaches the caller, and the next call is as if nothing had been."""
+def test_a_failed_call_is_an_error_and_the_next_one_runs(emulator):
+    """The handler's message reaches the caller."""
     check = Check.of(CK, DEVICE, emulator)
     assert max(check.errors().values()) <= 1
     emulator.fail_next("as the test wants it")
@@ -139,8 +139,8 @@ def test_failed_call(emulator):
     assert max(check.errors().values()) <= 1
 
 
-def test_two_streams(record):
-    """Two calls of one program on two CUDA streams, as XLA's stream annotation asks for."""
+def test_two_streams_give_the_results_of_one(record):
+    """XLA's stream annotation puts two calls of one program on two CUDA streams."""
     printed = in_child("print_two_streams()", "--xla_gpu_experimental_stream_annotation=true")
     record(rounds=RUNS, annotated_asynchronous_wrong=printed.split())
     assert printed.split() == ["True", "True", "0"]
@@ -154,10 +154,10 @@ def print_two_streams() -> None:
     def attend(operands):
         return forward_of(ASM, operands, needs_lse=False)[0]
 
-    elsewhere = compute_on(
+    on_other_stream = compute_on(
         attend, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device
     )
-    both = jax.jit(lambda a, b: (elsewhere(a), attend(b)))
+    both = jax.jit(lambda a, b: (on_other_stream(a), attend(b)))
     a = {name: x for name, x in on_device(ASM).items() if name != "out_grad"}
     b = a | {"query": -a["query"]}
     alone = [np.asarray(jax.jit(attend)(x)) for x in (a, b)]
@@ -169,8 +169,8 @@ def print_two_streams() -> None:
     print(hlo.count('_xla_stream_annotation="1"') > 0, "-start" in hlo, wrong)
 
 
-def test_command_buffer(emulator, record, tmp_path):
-    """XLA captures the forward call in a CUDA graph and replays it, and never the backward call."""
+def test_a_command_buffer_replays_the_forward_call(emulator, record, tmp_path):
+    """XLA captures the forward call in a CUDA graph, but not the backward call."""
     check = Check.of(CK, DEVICE, emulator)
     captured: dict[str, dict[str, bool]] = {}
     handler_calls: dict[str, list[int]] = {}
@@ -190,7 +190,7 @@ def test_command_buffer(emulator, record, tmp_path):
         handler_calls[name] = saved["handler_calls"].tolist()
         errors[name] = {
             x: max(
-                # Every other run has its batch rows the other way round.
+                # Every second run has its two batch rows exchanged.
                 error(np.roll(saved[x][run], run % 2, axis=0), check.expected[x])
                 for run in range(RUNS)
             )
@@ -203,7 +203,7 @@ def test_command_buffer(emulator, record, tmp_path):
         "captured": {"forward": True, "backward": False},
     }
     assert handler_calls["plain"] == [RUNS, RUNS]
-    # A replay does not ask the handler.
+    # A replay does not call the handler.
     assert handler_calls["captured"][0] < RUNS and handler_calls["captured"][1] == RUNS
     assert all(x <= 1 for row in errors.values() for x in row.values())
 
@@ -215,7 +215,7 @@ def thunk_sequences(dump: Path, function: str) -> list[str]:
 
 
 def save_runs(path: str) -> None:
-    """Both directions in programs of their own, with two inputs in turn."""
+    """Run both directions as separate programs, with two inputs in turn, and save the results."""
     emulator = hip_on_nvidia.emulator(MODULE)
 
     @jax.jit
@@ -239,7 +239,7 @@ def save_runs(path: str) -> None:
 
 
 def in_child(call: str, xla_flags: str) -> str:
-    """What a function of this file prints in a process with these XLA flags."""
+    """The output of a function of this file in a process with these XLA flags."""
     imported = "from tests.gpu import test_hip_on_nvidia"
     code = f"sys.path += {sys.path!r}\n{imported}\ntest_hip_on_nvidia.{call}"
     return in_new_process(code, xla_flags)

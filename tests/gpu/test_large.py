@@ -1,4 +1,4 @@
-"""Arrays of more than 2^31 elements: each batch row must be what it is alone."""
+"""Arrays of more than 2^31 elements: each batch row must equal the result of that row alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def caches() -> tuple[jax.Array, jax.Array, jax.Array]:
     shape = (1, LENGTH, KV_HEADS, HEAD_DIM)
     row = 1 + jnp.arange(BATCH, dtype=jnp.bfloat16)[:, None, None, None] / BATCH
     query = jax.random.normal(keys[0], (BATCH, 1, HEADS, HEAD_DIM), jnp.bfloat16)
-    # Another key or value in each batch row, without random numbers for all of them.
+    # Keys and values differ between batch rows, without random numbers for all of them.
     key, value = (jax.random.normal(x, shape, jnp.bfloat16) * row for x in keys[1:])
     return query, key, value
 
@@ -28,7 +28,7 @@ def attend(query, key, value, **options):
 
 
 @pytest.mark.parametrize("options", ["plain", "window"])
-def test_decoding_from_a_large_cache(options: str, record):
+def test_decoding_from_a_large_cache_equals_single_rows(options: str, record):
     given = {"plain": {}, "window": {"local_window_size": (5000, 0), "is_causal": True}}[options]
     given |= {"causal_alignment": "bottom_right"} if options == "window" else {}
     arrays = jax.jit(caches)()
@@ -45,7 +45,7 @@ def test_decoding_from_a_large_cache(options: str, record):
 
 
 def test_offsets_beyond_32_bits_are_refused():
-    """One query with sinks runs packed, whose offsets are 32-bit numbers."""
+    """One query with sinks runs as a packed call, whose offsets are 32-bit numbers."""
     shapes = [x.shape for x in jax.eval_shape(caches)]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     sinks = jax.ShapeDtypeStruct((HEADS,), jnp.float32)

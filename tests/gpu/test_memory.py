@@ -1,4 +1,4 @@
-"""A long packed call makes no array of scores, and a bias over a batch few of them."""
+"""Memory: a long packed call makes no array of scores, and a bias over a batch only few."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ragged(q, k, v, ids):
 
 
 @pytest.mark.parametrize("call", [segments, ragged])
-def test_memory_is_linear(call, record):
+def test_packed_calls_take_memory_linear_in_tokens(call, record):
     def step(q, k, v, ids, out_grad):
         out, pull = jax.vjp(lambda *qkv: call(*qkv, ids), q, k, v)
         return out, *pull(out_grad)
@@ -42,7 +42,7 @@ def test_memory_is_linear(call, record):
     memory = compiled.memory_analysis()
     arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
     record(call=call.__name__, arrays=arrays, temporary=memory.temp_size_in_bytes)
-    # The gradient of the queries is gathered in float32, and that of the keys for each query head.
+    # The gradient of the queries is summed in float32, that of the keys for each query head.
     assert memory.temp_size_in_bytes < 3 * arrays
     assert not re.search(rf"\[[\d,]*{TOKENS},{TOKENS}\b", compiled.as_text())
 
@@ -55,8 +55,8 @@ def bias_gradients(out_grad, q, k, v, bias):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_bias_over_a_batch(dtype, record):
-    """Its backward pass as one call takes 17 GB of scratch memory."""
+def test_the_gradient_of_a_bias_takes_less_than_2_gb(dtype, record):
+    """As one call the backward pass would take 17 GB of scratch memory."""
     batch, tokens, heads = 64, 2048, 32
     q = jax.ShapeDtypeStruct((batch, tokens, heads, 64), jnp.bfloat16)
     bias = jax.ShapeDtypeStruct((1, heads, tokens, tokens), dtype)
@@ -67,7 +67,7 @@ def test_a_bias_over_a_batch(dtype, record):
 
 
 @pytest.mark.parametrize("limit", ["13MB", "40MB", "off"])
-def test_gradients_of_a_bias_in_parts(limit, record):
+def test_gradients_of_a_bias_in_parts_are_right(limit, record):
     keys = jax.random.split(jax.random.key(3), 5)
     arrays = [jax.random.normal(key, (12, 512, 8, 64), jnp.bfloat16) for key in keys[:4]]
     bias = jax.random.normal(keys[4], (1, 8, 512, 512), jnp.bfloat16)

@@ -1,4 +1,4 @@
-"""A paged cache in programs: a loop of decode steps, memory, and that no pool is copied."""
+"""A paged cache in programs: a loop of decoding steps, memory, and pools that are not copied."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cache(lengths: list[int]) -> tuple[serving.PageTables, list[jax.Array]]:
 
 @functools.partial(jax.jit, static_argnames=("implementation", "steps", "t"), donate_argnums=1)
 def decode(tables, pools, implementation, steps, t):
-    """Steps whose queries are drawn: were they the results before, rounding alone would grow."""
+    """Decoding steps with drawn queries. Using the last results instead would amplify rounding."""
 
     def step(carry, seed):
         tables, pools = carry
@@ -51,7 +51,7 @@ def decode(tables, pools, implementation, steps, t):
 
 
 @pytest.mark.parametrize("t", [1, 4])
-def test_a_loop_of_steps_is_xlas(t, record):
+def test_a_loop_of_decoding_steps_agrees_with_xla(t, record):
     lengths = [500, 0, 1, 16, 33, 400]
     found, expected = (
         decode(*cache(lengths), implementation, 40, t)[1] for implementation in ("cudnn", "xla")
@@ -62,14 +62,14 @@ def test_a_loop_of_steps_is_xlas(t, record):
 
 
 def test_pools_are_written_and_read_in_place(record):
-    """Not even in a loop is a pool copied: what the program needs beside is small."""
+    """A loop does not copy a pool either: the program needs little other memory."""
     tables, pools = cache([500, 0, 1, 16, 33, 400])
     needed = decode.lower(tables, pools, "cudnn", 40, 1).compile().memory_analysis()
     record(temporary=needed.temp_size_in_bytes, pool=pools[0].nbytes)
     assert needed.temp_size_in_bytes < pools[0].nbytes / 2
 
 
-def test_three_hundred_steps_do_not_grow_memory(record):
+def test_300_steps_do_not_grow_memory(record):
     tables, pools = cache([100] * SLOTS)
     step = jax.jit(paged_attention)
     given = drawn(3, SLOTS, 1, N, H), *pools, tables.table, tables.lengths
@@ -85,8 +85,8 @@ def test_three_hundred_steps_do_not_grow_memory(record):
     assert after <= before
 
 
-def test_a_cache_that_is_no_pages_is_not_copied(record):
-    """With lengths nothing of the cache's size is made."""
+def test_a_cache_as_an_array_is_not_copied(record):
+    """A call with key lengths makes no array as large as the cache."""
     query, key, value = drawn(1, 4, 1, N, H), drawn(2, 4, 8192, K, H), drawn(3, 4, 8192, K, H)
     lengths = jnp.array([8192, 0, 1, 5000], jnp.int32)
 

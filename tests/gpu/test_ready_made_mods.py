@@ -1,4 +1,4 @@
-"""The library's own mods through cuDNN, with gradients of what they read, beside XLA in float32."""
+"""The library's mods on cuDNN, with gradients of the arrays they read, compared with XLA."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ CALLS: dict[str, tuple[str, Options, jax.Array]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_and_gradients(name: str):
-    how, options, read = CALLS[name]
+def test_values_and_gradients_of_mods_agree_with_xla(name: str):
+    how, options, array = CALLS[name]
     keys = jax.random.split(jax.random.key(3), 4)
     shapes = ((B, T, N, H), (B, S, K, H), (B, S, K, H), (B, T, N, H))
     q, k, v, out_grad = (
         jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)
     )
-    found = explain(q, k, v, **options(read))
+    found = explain(q, k, v, **options(array))
     assert (found.chosen_forward, found.chosen_backward) == ("cudnn", "cudnn")
     assert how in str(found)
 
     def results(*arrays: jax.Array, implementation: str | None = None) -> list[np.ndarray]:
-        def call(q: jax.Array, k: jax.Array, v: jax.Array, read: jax.Array) -> jax.Array:
-            return dot_product_attention(q, k, v, implementation=implementation, **options(read))
+        def call(q: jax.Array, k: jax.Array, v: jax.Array, array: jax.Array) -> jax.Array:
+            return dot_product_attention(q, k, v, implementation=implementation, **options(array))
 
         def both(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             out, pull = jax.vjp(call, *arrays)
@@ -68,8 +68,8 @@ def test_values_and_gradients(name: str):
 
         return [np.asarray(x, np.float64) for x in jax.jit(both)(*arrays)]
 
-    got = results(q, k, v, read)
-    wide = (x.astype(jnp.float32) for x in (q, k, v, read))
+    got = results(q, k, v, array)
+    wide = (x.astype(jnp.float32) for x in (q, k, v, array))
     with jax.default_matmul_precision("highest"):
         exact = results(*wide, implementation="xla")
     for x, y in zip(got, exact, strict=True):

@@ -1,4 +1,4 @@
-"""What a long-running program needs of the custom calls: memory, threads, streams, graphs."""
+"""The custom calls in long-running programs: memory, threads, streams, graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.gpu_programs import (
 
 
 @pytest.mark.parametrize("step", [step, step_packed], ids=["plain", "packed"])
-def test_thousand_calls_do_not_grow_memory(step, record):
+def test_1000_calls_do_not_grow_memory(step, record):
     operands = arrays(0)
     for _ in range(20):
         jax.block_until_ready(step(*operands))
@@ -34,8 +34,8 @@ def test_thousand_calls_do_not_grow_memory(step, record):
     assert outside_after <= outside_before
 
 
-def test_two_threads(record):
-    """Each thread drives its own program, with cuDNN handles of its own."""
+def test_two_threads_get_the_results_of_one(record):
+    """Each thread runs another program, with separate cuDNN handles."""
     inputs = [arrays(seed, t=256 * (seed + 1)) for seed in range(2)]
     alone = [[np.asarray(x) for x in step(*operands)] for operands in inputs]
     failures: list[str] = []
@@ -44,7 +44,7 @@ def test_two_threads(record):
         for repeat in range(100):
             got = step(*inputs[index])
             for name, x, expected in zip("out dq dk dv".split(), got, alone[index], strict=True):
-                # dq is accumulated with atomics: equal up to rounding, out exactly.
+                # dq is summed with atomics and equal up to rounding; out is equal exactly.
                 x, expected = np.asarray(x, np.float32), expected.astype(np.float32)
                 tolerance = 0 if name == "out" else 2e-2 * np.abs(expected).max()
                 if not np.max(np.abs(x - expected)) <= tolerance:
@@ -59,8 +59,8 @@ def test_two_threads(record):
     assert not failures
 
 
-def test_two_streams(record):
-    """Two calls of one program on two CUDA streams, as XLA's stream annotation asks for."""
+def test_two_streams_give_the_results_of_one(record):
+    """XLA's stream annotation puts two calls of one program on two CUDA streams."""
     printed = in_new_process(
         """
         import jax, numpy as np
@@ -86,8 +86,8 @@ def test_two_streams(record):
 
 
 @pytest.mark.parametrize("step", ["step", "step_packed"])
-def test_command_buffer(step, record, tmp_path):
-    """The same numbers when XLA captures the custom calls in a CUDA graph and replays it."""
+def test_a_command_buffer_gives_the_same_results(step, record, tmp_path):
+    """XLA captures the custom calls in a CUDA graph and replays it."""
     results, thunks = {}, {}
     for name, commands in (("plain", ""), ("captured", "+CUSTOM_CALL")):
         dump, path = tmp_path / name, str(tmp_path / f"{name}.npz")
@@ -106,7 +106,7 @@ def test_command_buffer(step, record, tmp_path):
         results[name] = dict(np.load(path))
         sequences = [f.read_text() for f in dump.glob(f"*jit_{step}*thunk_sequence*")]
         assert sequences
-        # After XLA's passes, a captured custom call stands inside a command buffer thunk.
+        # After XLA's passes a captured custom call is inside a command buffer thunk.
         thunks[name] = any("kCommandBuffer" in text for text in sequences)
     record(step=step, has_command_buffer=thunks)
     assert thunks == {"plain": False, "captured": True}

@@ -1,4 +1,4 @@
-"""One program on several GPUs: each device plans, loads and runs its own copy."""
+"""One program on several GPUs, each of which plans, loads and runs a copy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from attn_dispatch_tools.reports.environment import cuda_devices
 from tests.support.gpu_programs import arrays, step
 from tests.support.mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
 
-# With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices the programs of the CPU suite run there, to
-# see that they do: -k program.
+# With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices, `-k program` runs the programs on the CPU,
+# which checks this file without GPUs.
 ON_CPUS = bool(os.environ.get("ATTN_DISPATCH_SEVERAL_CPUS"))
 DEVICES = jax.devices("cpu")[:2] if ON_CPUS else cuda_devices()[:2]
 
@@ -37,7 +37,7 @@ def assert_close(got, expected) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 2], ids=["batch", "heads"])
-def test_shard_map(axis, record):
+def test_shard_map_agrees_with_one_gpu(axis, record):
     spec = P(*[None] * axis, "x")
     sharded = jax.jit(jax.shard_map(step, mesh=mesh(), in_specs=(spec,) * 4, out_specs=(spec,) * 4))
     operands = arrays(0, b=4)
@@ -49,7 +49,7 @@ def test_shard_map(axis, record):
 
 
 @pytest.mark.parametrize("axis", [0, 2], ids=["batch", "heads"])
-def test_jit_with_sharded_arrays(axis, record):
+def test_sharded_arrays_agree_with_one_gpu(axis, record):
     operands = arrays(0, b=4)
     sharding = NamedSharding(mesh(), P(*[None] * axis, "x"))
     sharded = [jax.device_put(x, sharding) for x in operands]
@@ -60,7 +60,7 @@ def test_jit_with_sharded_arrays(axis, record):
     record(axis=axis, devices=2)
 
 
-def test_each_device_alone(record):
+def test_each_gpu_gives_the_same_results(record):
     operands = arrays(0)
     expected = step(*operands)
     for device in cuda_devices()[:2]:
@@ -75,21 +75,21 @@ SPECS = {"batch": P("x"), "heads": P(None, None, "x"), "sequence": P(None, "x")}
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("split", SPECS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program(name, split, kind, record):
-    """The programs of docs/meshes.md, in bfloat16, against one GPU."""
-    program, two = PROGRAMS[name], make_mesh((2,), kind, DEVICES)
-    # A kernel draws another mask on each device; XLA's is the same for any number of them.
+def test_program_agrees_with_one_gpu(name, split, kind, record):
+    """The programs are those of docs/meshes.md, in bfloat16."""
+    program, two_devices = PROGRAMS[name], make_mesh((2,), kind, DEVICES)
+    # A kernel's dropout mask depends on the device; XLA's is the same for any number of devices.
     with attn_dispatch.sharded_dropout("same"), attn_dispatch.fallback("silent"):
         attention = attn_dispatch.dot_product_attention
         expected, _ = on_one_device(program, attention, "bfloat16")
-        got, compiled = on_mesh(program, two, SPECS[split], dtype="bfloat16")
+        got, compiled = on_mesh(program, two_devices, SPECS[split], dtype="bfloat16")
     worst = 0.0
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
         worst = max(worst, float(np.max(np.abs(x - y)) / np.abs(y).max()))
     assert worst <= 2e-2
     text = compiled.as_text()
-    # Where heads are split in place of the sequence, the gradient of a whole bias is put together.
+    # If heads are split in place of the sequence, the gradient of a whole bias is gathered.
     assert split == "sequence" or "all-gather" not in text
     if not program.extra and not program.options and not ON_CPUS:
         assert cudnn.FORWARD_TARGET in text

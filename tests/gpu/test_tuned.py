@@ -1,4 +1,4 @@
-"""Tuning on the device: what wins is right, is found again, and may be gone one day."""
+"""Tuning on the device: winners are right and found again, and engines may be missing later."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gradients(implementation):
 
 
 @pytest.mark.parametrize("implementation", [None, "cudnn"])
-def test_what_wins_is_right_and_found_again(implementation, record):
+def test_a_winner_is_right_and_found_again(implementation, record):
     with tuning(3):
         inside = gradients(implementation)(Q, K, V)
     kept = json.loads(Path(os.environ["ATTN_DISPATCH_WINNERS"]).read_text())["winners"]
@@ -63,8 +63,8 @@ def specs():
     return forward, backward
 
 
-def test_each_engine_by_name_gives_what_it_gave_in_the_contest():
-    """Every engine that is timed stands in a program as it did there."""
+def test_each_timed_engine_runs_by_its_name():
+    """A program with a named engine gives the results that the engine gave when it was timed."""
     forward, _ = specs()
     device = device_for("cuda")
     named = forward.by("cudnn")
@@ -86,8 +86,8 @@ def test_each_engine_by_name_gives_what_it_gave_in_the_contest():
 
 
 @pytest.mark.parametrize("engine", ["99", "99 STREAM_K=1", "99 A_KNOB_TO_COME=1"])
-def test_an_engine_that_is_gone_leaves_the_heuristics(engine, monkeypatch):
-    """A program was lowered for another cuDNN, which had it."""
+def test_heuristics_replace_an_engine_that_is_missing(engine, monkeypatch):
+    """The program was lowered for another cuDNN, which had the engine."""
     forward, _ = specs()
     device = device_for("cuda")
     operands = made_for(forward)
@@ -99,7 +99,7 @@ def test_an_engine_that_is_gone_leaves_the_heuristics(engine, monkeypatch):
         np.testing.assert_array_equal(np.float32(a), np.float32(b))
 
 
-def test_what_names_no_engine_is_a_wrong_call(monkeypatch):
+def test_a_text_that_names_no_engine_is_refused(monkeypatch):
     forward, _ = specs()
     device = device_for("cuda")
     operands = made_for(forward)
@@ -109,7 +109,7 @@ def test_what_names_no_engine_is_a_wrong_call(monkeypatch):
         jax.jit(lambda x: cudnn.forward(forward, device, x))(operands)
 
 
-def test_winners_of_another_version_are_not_believed():
+def test_winners_of_another_version_are_not_used():
     forward, _ = specs()
     device = device_for("cuda")
     with tuning(1):

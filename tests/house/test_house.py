@@ -1,4 +1,4 @@
-"""The house: which package and folder may import which, and where JAX's private names are."""
+"""The architecture: imports between packages and folders, and the place of JAX's private names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ENGINE = Path(attn_dispatch.__file__).parent
 TOOLS = Path(attn_dispatch_tools.__file__).parent
 HOUSE = ENGINE.parent
 
-# The floors of each package from top to bottom. What stands in a package's own folder is named by
-# its file.
+# The floors of each package from top to bottom, each with its rooms: folders, and files directly in
+# the package.
 FLOORS = {
     ENGINE: (
         (
@@ -57,7 +57,7 @@ FLOOR_OF = {
     for package, floors in FLOORS.items()
 }
 
-# Rooms of one floor that know each other.
+# Rooms of one floor that may import each other.
 NEIGHBOURS = {(x, y) for x in FLOORS[ENGINE][0] for y in FLOORS[ENGINE][0]} | {
     ("__main__", "cli"),
     ("fa4", "flash"),
@@ -70,7 +70,7 @@ def room_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST, package: Path = ENGINE) -> Iterator[tuple[str, str]]:
-    """(room, dotted name) of everything that a file imports from this package."""
+    """The (room, dotted name) of every import of a package in a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -101,29 +101,29 @@ def test_imports_go_down_only(package: Path):
     assert found == []
 
 
-def test_the_engine_does_without_the_tools():
-    """Neither imported, at the top or within a function, nor named for importlib or `-m`."""
+def test_the_engine_does_not_name_the_tools():
+    """The engine must not import them, nor name them for importlib or `-m`."""
     named = [x for x in FILES[ENGINE] if TOOLS.name in x.read_text()]
     assert named == [ENGINE / "__main__.py"]
     rooms = {room for x in FILES[ENGINE] for room, _ in imported(ast.parse(x.read_text()))}
     assert "__main__" not in rooms
 
 
-def test_the_engine_is_imported_without_the_tools():
-    """All of it but what needs a framework, in a process in which the tools cannot be imported."""
+def test_the_engine_can_be_imported_without_the_tools():
+    """All modules that need no framework are imported where the tools cannot be imported."""
     names = (x.relative_to(HOUSE).with_suffix("").parts for x in FILES[ENGINE])
     modules = [".".join(x) for x in names if "integrations" not in x and x[-1] != "__main__"]
     code = f"import sys\nsys.modules[{TOOLS.name!r}] = None\nimport {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_semantics_imports_only_what_a_call_is():
+def test_semantics_imports_only_descriptions_of_calls():
     for path in (ENGINE / "semantics").glob("*.py"):
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
         assert rooms <= {"semantics", "call", "programs", "reason", "typed_jax"}, path.name
 
 
-_OF_ANY_VENDOR = (
+_VENDOR_NEUTRAL = (
     "core",
     "api",
     "inspection",
@@ -135,17 +135,17 @@ _OF_ANY_VENDOR = (
 )
 
 
-def test_only_the_choice_names_the_implementations():
-    """The front end does not know a vendor; the command and the suite look at their libraries."""
+def test_only_the_choice_imports_the_implementations():
+    """The front end is independent of vendors."""
     for path in FILES[ENGINE]:
-        if room_of(path) not in _OF_ANY_VENDOR:
+        if room_of(path) not in _VENDOR_NEUTRAL:
             continue
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
         if path.name not in ("eligibility.py", "select.py"):
             assert rooms.isdisjoint(("cudnn", "flash", "fa4", "aiter", "xla")), path.name
 
 
-def test_private_names_of_jax_are_in_one_file():
+def test_only_one_file_imports_private_names_of_jax():
     for path in (*FILES[ENGINE], *FILES[TOOLS]):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
@@ -158,30 +158,30 @@ def test_private_names_of_jax_are_in_one_file():
                 assert path.name == "jax_compat.py", f"{path.relative_to(HOUSE)}: {names}"
 
 
-def test_public_calls_pass_their_arguments_by_name():
+def test_public_calls_do_not_pass_locals():
     for name in ("api", "paged"):
         tree = ast.parse((ENGINE / f"{name}.py").read_text())
         calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
         assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
 
 
-# Folders of tests/ that are of no room: of the C++ backends, of the repository, of several rooms.
-_OF_NO_ROOM = {
+# Folders of tests/ for no single room: tests of the C++ backends, the repository or several rooms.
+_WITHOUT_ROOM = {
     "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts",
 }  # fmt: skip
 
 
-def test_tests_lie_as_the_packages_do():
-    """Tests of a room are in its folder; those of a module of no room are in tests/ itself."""
+def test_folders_of_tests_mirror_the_packages():
+    """Tests of a room are in a folder of its name; those of other modules are in tests/ itself."""
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
-    for folder in folders - {Path(x) for x in _OF_NO_ROOM}:
+    for folder in folders - {Path(x) for x in _WITHOUT_ROOM}:
         first, *rest = folder.parts or ("",)
         room = TOOLS.joinpath(*rest) if first == "tools" else ENGINE / folder
         assert room.is_dir(), f"tests/{folder} has tests, and there is no {room.relative_to(HOUSE)}"
 
 
-def test_what_is_shared_is_in_support():
-    """No file imports a test, but for scripts, which may run one."""
+def test_no_file_imports_a_test():
+    """Shared code is in tests/support. Scripts may import a test to run it."""
     for path in sorted({*TESTS.rglob("*.py"), *(ROOT / "examples").rglob("*.py")}):
         if path.parent == TESTS / "scripts" and not path.name.startswith("test_"):
             continue
@@ -197,7 +197,7 @@ def test_what_is_shared_is_in_support():
             assert not found, f"{path.relative_to(ROOT)} imports {found}"
 
 
-_NOT_TESTS = {"test_util"}  # of JAX
+_NOT_TESTS = {"test_util"}  # a module of JAX
 
 
 _ANY_ARGUMENTS = {
@@ -207,7 +207,7 @@ _ANY_ARGUMENTS = {
 }
 
 
-def test_no_step_takes_arguments_by_unknown_names():
+def test_no_function_of_the_engine_takes_untyped_keywords():
     """Arguments travel in dataclasses; `**kwargs: Any` would lose their names and types."""
     found = set()
     for path in FILES[ENGINE]:
@@ -220,8 +220,8 @@ def test_no_step_takes_arguments_by_unknown_names():
     assert found == _ANY_ARGUMENTS.keys()
 
 
-def test_the_quick_tests_are_files_of_tests_and_of_every_room():
-    """`make check` runs them: each is there once, and no room of the engine goes without."""
+def test_the_quick_tests_exist_and_cover_every_room():
+    """`make check` runs the files that quick.txt lists, each once."""
     listed = (TESTS / "quick.txt").read_text().splitlines()
     assert listed == sorted(set(listed))
     assert [x for x in listed if not (ROOT / x).is_file()] == []
@@ -229,4 +229,4 @@ def test_the_quick_tests_are_files_of_tests_and_of_every_room():
     assert rooms - {Path(x).parts[1] for x in listed} <= _NOT_QUICK
 
 
-_NOT_QUICK = {"fa4"}  # their tests compute kernels' arithmetic in NumPy
+_NOT_QUICK = {"fa4"}  # the tests compute the kernels' arithmetic in NumPy, which takes long

@@ -1,4 +1,4 @@
-"""The names of the package: those of public_names.py, which is imported when the first is used."""
+"""The public names of the package, which public_names.py defines and the first use imports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {"integrations", "mods", "serving"}
 
 
-def test_every_name_is_that_of_the_list():
+def test_the_package_has_the_names_of_public_names():
     assert attn_dispatch.__all__ is public_names.__all__  # pyright: ignore[reportAttributeAccessIssue]
     for name in public_names.__all__:
         assert getattr(attn_dispatch, name) is getattr(public_names, name)
     assert set(public_names.__all__) <= set(dir(attn_dispatch))
 
 
-def test_every_name_has_its_place_in_the_docs_of_the_api():
-    """Rooms have pages of their own."""
+def test_every_public_name_is_documented():
+    """Rooms are documented on separate pages."""
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     documented = re.findall(r"^::: attn_dispatch\.(\w+)$", page, re.M)
     assert sorted([*documented, *ROOMS, "__version__"]) == sorted(public_names.__all__)
@@ -35,19 +35,19 @@ def test_every_name_has_its_place_in_the_docs_of_the_api():
 
 
 @pytest.mark.parametrize("first", ["attn_dispatch", "attn_dispatch._version", "attn_dispatch.text"])
-def test_a_package_of_which_no_name_is_used_imports_nothing(first: str):
+def test_importing_the_package_alone_does_not_import_jax(first: str):
     code = f"import sys, {first}; print([x for x in ('jax', 'numpy', 'rich') if x in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
-def test_no_name_is_also_a_file():
-    """`from attn_dispatch import NAME` would be the file, or the name, by what came first."""
+def test_no_public_name_is_the_name_of_a_module():
+    """`from attn_dispatch import NAME` would depend on which was imported first."""
     found = {x for x in attn_dispatch.__all__ if find_spec(f"attn_dispatch.{x}")}  # pyright: ignore[reportAttributeAccessIssue]
     assert found == ROOMS
 
 
-def test_a_name_that_is_not_there():
+def test_a_name_that_does_not_exist_is_an_error():
     with pytest.raises(AttributeError, match="module 'attn_dispatch' has no attribute 'attend'"):
         attn_dispatch.attend  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="has no attribute '_attend'"):
@@ -68,7 +68,7 @@ def test_a_name_that_is_not_there():
         "from attn_dispatch import *",
     ],
 )
-def test_any_room_may_be_the_first(first: str):
-    """Each in its own process, and then all public names."""
+def test_any_room_may_be_imported_first(first: str):
+    """Each import runs in a new process, followed by uses of public names."""
     code = f"{first}\nimport attn_dispatch\nattn_dispatch.target, attn_dispatch.serving"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""The repository stays light: a clone is small, and results of runs are counts."""
+"""The repository stays small, and results of runs are kept as counts."""
 
 import subprocess
 
@@ -9,7 +9,7 @@ from tests.support.repository import ROOT
 _MB = 10**6
 
 
-def test_tracked_files_are_small():
+def test_tracked_files_and_results_stay_below_their_limits():
     listed = subprocess.run(
         ("git", "ls-files", "-z"), cwd=ROOT, capture_output=True, text=True, check=False
     )

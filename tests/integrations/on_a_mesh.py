@@ -1,5 +1,8 @@
-"""Prints, for each framework that is installed, the error of ours on a mesh of eight CPU devices
-and into how many parts its result lies; run by tests/integrations/test_frameworks.py."""
+"""Runs our attention in each installed framework on a mesh of eight CPU devices.
+
+For each framework it prints the error and the number of parts of the result.
+tests/integrations/test_frameworks.py runs it.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ def main() -> None:
     for name, layer in LAYERS.items():
         if importlib.util.find_spec(layer.package) is None:
             continue
-        params, own, ours = layer.make()
-        expected = jax.jit(own)(params, X, MASK)
+        params, original, ours = layer.make()
+        expected = jax.jit(original)(params, X, MASK)
         params = jax.device_put(params, NamedSharding(mesh, P()))
         arrays = [jax.device_put(x, NamedSharding(mesh, P("data"))) for x in (X, MASK)]
         out = jax.jit(ours)(params, *arrays)

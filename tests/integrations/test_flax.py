@@ -1,4 +1,4 @@
-"""What Flax says to its attention_fn beside arrays: masks, dtypes, dropout, sow, decoding."""
+"""Flax's arguments to attention_fn: masks, dtypes, dropout, sow, decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flax import linen, nnx
 from attn_dispatch import AttentionConventionWarning, dot_product_attention, mods
 from attn_dispatch.integrations.flax import attention_fn
 
-# Both came with Flax 0.12.8.
+# Flax has both since 0.12.8.
 HAS_GROUPS = "num_kv_heads" in inspect.signature(nnx.MultiHeadAttention).parameters
 HAS_CAUSAL = "is_causal" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
 
@@ -31,11 +31,11 @@ PAIRS = (_rng.random((B, N, T, S)) < 0.6) | (np.arange(S) == 0)
 BOTH = pytest.mark.parametrize("theirs", [linen.dot_product_attention, nnx.dot_product_attention])
 
 
-def said(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+def with_warnings(call: Callable[[], Any]) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         result = call()
-    # Flax has its own, of what it is about to change.
+    # Flax warns about its coming changes.
     given = [x for x in given if x.category is AttentionConventionWarning]
     assert all(x.filename == __file__ for x in given)
     return result, [str(x.message) for x in given]
@@ -48,16 +48,16 @@ def said(call: Callable[[], Any]) -> tuple[Any, list[str]]:
      PAIRS[:1], PAIRS[0, 0][None, None]],
 )  # fmt: skip
 @pytest.mark.parametrize("bias", [None, _rng.standard_normal((B, N, T, S)).astype(np.float32)])
-def test_masks_and_biases(theirs: Any, mask: np.ndarray, bias: Any):
-    # NNX hands a mask of numbers to jax.nn only as bools.
+def test_masks_and_biases_agree_with_flax(theirs: Any, mask: np.ndarray, bias: Any):
+    # NNX passes a mask to jax.nn only as bools.
     expected = theirs(Q, K, V, bias, mask)
-    got, messages = said(lambda: attention_fn(Q, K, V, bias, mask))
+    got, messages = with_warnings(lambda: attention_fn(Q, K, V, bias, mask))
     np.testing.assert_allclose(got, expected, atol=2e-6)
     assert messages == []
 
 
 @BOTH
-def test_further_batch_dims(theirs: Any):
+def test_several_batch_dims_agree_with_flax(theirs: Any):
     q, k, v = (np.stack([x, -x], 1) for x in (Q, K, V))
     mask = np.stack([PAIRS, PAIRS[::-1]], 1)
     np.testing.assert_allclose(
@@ -68,7 +68,7 @@ def test_further_batch_dims(theirs: Any):
 @BOTH
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("given", [(jnp.bfloat16, jnp.float32), (jnp.bfloat16,) * 2])
-def test_dtypes(theirs: Any, dtype: Any, given: tuple[Any, Any]):
+def test_dtypes_agree_with_flax(theirs: Any, dtype: Any, given: tuple[Any, Any]):
     q, k, v = jnp.asarray(Q, given[0]), jnp.asarray(K, given[1]), jnp.asarray(V, given[0])
     got, expected = (f(q, k, v, dtype=dtype) for f in (attention_fn, theirs))
     assert got.dtype == expected.dtype
@@ -79,7 +79,7 @@ def test_dtypes(theirs: Any, dtype: Any, given: tuple[Any, Any]):
     )
 
 
-def test_softmax_in_float32():
+def test_force_fp32_for_softmax_gives_float32():
     arrays = [jnp.asarray(x, jnp.bfloat16) for x in (Q, K, V)]
     got, expected = (
         f(*arrays, force_fp32_for_softmax=True) for f in (attention_fn, linen.dot_product_attention)
@@ -87,12 +87,12 @@ def test_softmax_in_float32():
     assert got.dtype == expected.dtype == jnp.float32
 
 
-def test_what_has_no_counterpart_is_said_once():
+def test_arguments_without_a_counterpart_warn_once():
     key = jax.random.key(0)
     call = functools.partial(attention_fn, Q, K, V, dropout_rng=key, dropout_rate=0.5)
 
     def twice(**arguments: Any) -> list[str]:
-        return said(lambda: [call(**arguments) for _ in range(2)])[1]
+        return with_warnings(lambda: [call(**arguments) for _ in range(2)])[1]
 
     (message,) = twice()
     assert message.startswith(
@@ -105,7 +105,7 @@ def test_what_has_no_counterpart_is_said_once():
     assert twice(deterministic=True, precision=(None, jax.lax.Precision.DEFAULT)) == []
 
 
-def test_deterministic_means_without_dropout():
+def test_deterministic_switches_dropout_off():
     given: dict[str, Any] = {"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}
     got = attention_fn(Q, K, V, deterministic=True, **given)
     np.testing.assert_array_equal(got, attention_fn(Q, K, V))
@@ -113,19 +113,19 @@ def test_deterministic_means_without_dropout():
         attention_fn(Q, K, V, dropout_rate=0.5, broadcast_dropout=False)
 
 
-def test_options_of_ours_by_partial():
+def test_our_options_can_be_given_by_partial():
     near = functools.partial(attention_fn, local_window_size=(1, 0))
     layer = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0), attention_fn=near)
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     is_near = np.tril(np.ones((T, T), bool)) & ~np.tril(np.ones((T, T), bool), -2)
-    own = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0))
-    np.testing.assert_allclose(layer(x), own(x, mask=is_near[None, None]), atol=2e-6)
+    original = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(layer(x), original(x, mask=is_near[None, None]), atol=2e-6)
     with pytest.raises(TypeError, match="window_size"):
         functools.partial(attention_fn, window_size=(1, 0))(Q, K, V)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"dropout_key": None}, "dropout_key: expected dropout_rng, Flax's name for it, instead"),
         ({"return_lse": True}, "return_lse: expected no further results in a layer"),
@@ -133,20 +133,20 @@ def test_options_of_ours_by_partial():
         ({"qkv_layout": "BNTH"}, "qkv_layout: expected 'BTNH', the order of axes in which the"),
     ],
 )
-def test_options_that_a_layer_has_no_place_for(options: Any, said: str):
+def test_options_that_a_layer_cannot_use_are_refused(options: Any, message: str):
     layer = linen.MultiHeadDotProductAttention(
         num_heads=2, attention_fn=functools.partial(attention_fn, **options)
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         layer.init(jax.random.key(0), jnp.ones((1, 4, 8)))
 
 
-def test_weights_that_are_kept_by_nnx(record_property: Any):
+def test_nnx_keeps_weights_with_its_attention_and_warns(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     found = []
     for more in ({}, {"attention_fn": attention_fn}):
         layer = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0), **more)
-        out, messages = said(lambda layer=layer: layer(x, sow_weights=True))
+        out, messages = with_warnings(lambda layer=layer: layer(x, sow_weights=True))
         weights = jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))
         found.append((out, *weights))
     assert [m.split(":")[0] for m in messages] == ["sow_weights"]
@@ -154,16 +154,16 @@ def test_weights_that_are_kept_by_nnx(record_property: Any):
         np.testing.assert_allclose(got, expected, atol=2e-6)
     assert found[0][1].shape == (B, N, T, T)
     causal: dict[str, Any] = {"is_causal": True} if HAS_CAUSAL else {"mask": np.tri(T, dtype=bool)}
-    out, _ = said(lambda: layer(x, sow_weights=True, **causal))
+    out, _ = with_warnings(lambda: layer(x, sow_weights=True, **causal))
     weights = jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))[0]
     np.testing.assert_array_equal(np.triu(np.asarray(weights), 1), 0)
     np.testing.assert_allclose(out, layer(x, **causal), atol=2e-6)
     with pytest.raises(ValueError, match="sow_weights: expected no options of attn_dispatch"):
         attention_fn(Q, K, V, module=layer, logits_soft_cap=3.0)
-    record_property("cell", ("Flax NNX", "sow", "Flax's own computes it, with a warning"))
+    record_property("cell", ("Flax NNX", "sow", "Flax's attention computes it, with a warning"))
 
 
-def test_weights_that_are_kept_by_linen(record_property: Any):
+def test_linen_keeps_weights_with_its_attention_and_warns(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     mask = np.tril(np.ones((T, T), np.float32))[None, None]
     found = []
@@ -171,29 +171,29 @@ def test_weights_that_are_kept_by_linen(record_property: Any):
         layer = linen.MultiHeadDotProductAttention(N, **more)
         params = layer.init(jax.random.key(0), x)
         run = functools.partial(layer.apply, params, x, mask=mask, mutable=["intermediates"])
-        found.append(said(lambda run=run: run(sow_weights=True)))
+        found.append(with_warnings(lambda run=run: run(sow_weights=True)))
     assert found[0][1] == []
     assert [m.split(":")[0] for m in found[1][1]] == ["sow_weights"]
     for got, expected in zip(*(jax.tree.leaves(x) for x, _ in found), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-6)
-    record_property("cell", ("Flax Linen", "sow", "Flax's own computes it, with a warning"))
+    record_property("cell", ("Flax Linen", "sow", "Flax's attention computes it, with a warning"))
 
 
-def test_einsums_that_are_another():
+def test_another_einsum_runs_with_linens_attention():
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     einsums: dict[str, Any] = {
         "qk_attn_weights_einsum_cls": lambda: lambda *a: 2 * jnp.einsum(*a),
         "attn_weights_value_einsum_cls": lambda: jnp.einsum,
     }
-    own = linen.MultiHeadDotProductAttention(N, **einsums)
-    params = own.init(jax.random.key(0), x)
-    ours = own.clone(attention_fn=attention_fn)
-    got, messages = said(lambda: ours.apply(params, x))
-    np.testing.assert_allclose(got, own.apply(params, x), atol=2e-6)
+    original = linen.MultiHeadDotProductAttention(N, **einsums)
+    params = original.init(jax.random.key(0), x)
+    ours = original.clone(attention_fn=attention_fn)
+    got, messages = with_warnings(lambda: ours.apply(params, x))
+    np.testing.assert_allclose(got, original.apply(params, x), atol=2e-6)
     assert [m.split(":")[0] for m in messages] == ["another einsum"]
 
 
-def test_decoding_with_nnx(record_property: Any):
+def test_decoding_with_nnx_agrees_with_flax(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     outs = []
     groups = {"num_kv_heads": 2} if HAS_GROUPS else {}
@@ -205,7 +205,7 @@ def test_decoding_with_nnx(record_property: Any):
     record_property("cell", ("Flax NNX", "decode", "the same"))
 
 
-def test_decoding_with_linen(record_property: Any):
+def test_decoding_with_linen_agrees_with_flax(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     outs = []
     for more in ({}, {"attention_fn": attention_fn}):
@@ -223,10 +223,12 @@ def test_decoding_with_linen(record_property: Any):
     record_property("cell", ("Flax Linen", "decode", "the same"))
 
 
-@pytest.mark.skipif(not HAS_CAUSAL, reason="came with Flax 0.12.8")
-def test_a_causal_step_of_decoding_is_said():
-    """Flax 0.12.8 hands is_causal on to a single query, for which top-left causality leaves key 0:
-    its own attention then sees the first token alone. Flax 0.12.12 does not."""
+@pytest.mark.skipif(not HAS_CAUSAL, reason="needs Flax 0.12.8")
+def test_a_causal_step_of_decoding_warns():
+    """Flax 0.12.8 passes is_causal for a single query, whose top-left causal mask has only key 0.
+
+    Its attention then sees only the first token. Flax 0.12.12 does not pass it.
+    """
     x = _rng.standard_normal((B, 2, 16)).astype(np.float32)
 
     def second_step(**options: Any) -> Any:
@@ -236,13 +238,13 @@ def test_a_causal_step_of_decoding_is_said():
         return lambda **causal: layer(x[:, 1:], **causal)
 
     hands_it_on = not np.allclose(second_step()(is_causal=True), second_step()())
-    _, messages = said(lambda: second_step(attention_fn=attention_fn)(is_causal=True))
+    _, messages = with_warnings(lambda: second_step(attention_fn=attention_fn)(is_causal=True))
     expected = ["is_causal=True with one query and several keys"] * hands_it_on
     assert [m.split(":")[0] for m in messages] == expected
 
 
 def steps_of(kind: str, x: np.ndarray, masks: list[Any], function: Any) -> np.ndarray:
-    """The outputs of a cache's steps, each with its mask."""
+    """The outputs of decoding steps with a cache, each with its mask."""
     outs = []
     if kind == "NNX":
         layer = nnx.MultiHeadAttention(N, 16, decode=True, rngs=nnx.Rngs(0), attention_fn=function)
@@ -265,8 +267,10 @@ def steps_of(kind: str, x: np.ndarray, masks: list[Any], function: Any) -> np.nd
 @pytest.mark.parametrize(
     "options", [{"local_window_size": (1, 0)}, {"alibi_slopes": np.linspace(0.1, 2.0, N)}]
 )
-def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[str, Any]):
-    """Flax does not pass the position, so it is required; then steps equal a whole call's rows."""
+def test_options_by_query_position_need_bottom_right_in_decoding(
+    kind: str, options: dict[str, Any]
+):
+    """Flax does not pass the position. With it, decoding steps equal the rows of a whole call."""
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     masks = [None] * T
     (name,) = options
@@ -290,49 +294,51 @@ def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[s
     np.testing.assert_allclose(steps_of(kind, x, masks, placed), expected, atol=2e-6)
     if name == "local_window_size":
         window = [(np.arange(T) >= i - 1)[None, None, None] for i in range(T)]
-        got, messages = said(lambda: steps_of(kind, x, window, attention_fn))
+        got, messages = with_warnings(lambda: steps_of(kind, x, window, attention_fn))
         np.testing.assert_allclose(got, expected, atol=2e-6)
         assert messages == []
 
 
-def test_a_mod_in_a_step_of_decoding_is_said():
+def test_a_mod_that_reads_the_query_position_warns_in_decoding():
     near = functools.partial(attention_fn, mask_mod=lambda b, n, t, s: s >= t - 1)
-    _, messages = said(lambda: near(Q[:, :1], K, V))
+    _, messages = with_warnings(lambda: near(Q[:, :1], K, V))
     assert [m.split(",")[0] for m in messages] == [
         "mask_mod: the one query of a decoding step has t = 0"
     ]
-    _, messages = said(lambda: near(Q[:, :1], K[:, :1], V[:, :1]))
+    _, messages = with_warnings(lambda: near(Q[:, :1], K[:, :1], V[:, :1]))
     assert messages == []
     moved = functools.partial(
         attention_fn, mask_mod=mods.with_query_offset(lambda b, n, t, s: s >= t - 1, 4)
     )
-    assert said(lambda: moved(Q[:, :1], K, V))[1] == []
+    assert with_warnings(lambda: moved(Q[:, :1], K, V))[1] == []
     capped = functools.partial(attention_fn, score_mod=mods.soft_cap(3.0))
-    assert said(lambda: capped(Q[:, :1], K, V))[1] == []
+    assert with_warnings(lambda: capped(Q[:, :1], K, V))[1] == []
 
 
-def test_one_query_outside_of_a_cache():
-    """The query's position is given, or does not matter."""
+def test_one_query_without_a_cache_does_not_warn():
+    """The position of the query is given, or has no effect."""
     query, mask = Q[:, :1], np.ones((B, 1, 1, S), bool)
     for options in (
         {"local_window_size": (None, None)},
         {"local_window_size": (2, 0), "causal_alignment": "bottom_right"},
         {"local_window_size": (0, 2), "causal_alignment": "top_left"},
     ):
-        got = said(lambda options=options: attention_fn(query, K, V, **options))[0]
-        expected = said(lambda options=options: dot_product_attention(query, K, V, **options))[0]
+        got = with_warnings(lambda options=options: attention_fn(query, K, V, **options))[0]
+        expected = with_warnings(
+            lambda options=options: dot_product_attention(query, K, V, **options)
+        )[0]
         np.testing.assert_array_equal(got, expected)
     ids: dict[str, Any] = {
         "query_segment_ids": np.ones((B, 1), int),
         "key_value_segment_ids": np.ones((B, S), int),
     }
     near: dict[str, Any] = {"local_window_size": (2, 0), "causal_alignment": "bottom_right"}
-    got, messages = said(lambda: attention_fn(query, K, V, mask=mask, **near, **ids))
+    got, messages = with_warnings(lambda: attention_fn(query, K, V, mask=mask, **near, **ids))
     np.testing.assert_allclose(got, dot_product_attention(query, K, V, **near), atol=2e-6)
     assert messages == []
 
 
-def test_one_query_of_keys_whose_number_is_a_symbol():
+def test_one_query_with_a_symbolic_number_of_keys():
     (keys,) = jax.export.symbolic_shape("s")
     query = jax.ShapeDtypeStruct((B, 1, N, H), jnp.float32)
     key = jax.ShapeDtypeStruct((B, keys, N, H), jnp.float32)
@@ -341,7 +347,7 @@ def test_one_query_of_keys_whose_number_is_a_symbol():
     np.testing.assert_allclose(got, attention_fn(Q[:, :1], K, V), atol=2e-6)
 
 
-def test_a_mod_of_the_dtype_of_the_scores():
+def test_a_mod_gets_scores_in_the_dtype_of_the_operands():
     with jax.enable_x64(True):
         query, key = (jnp.asarray(x, jnp.float64) for x in (Q[:, :1], K))
         exact = functools.partial(

@@ -1,6 +1,7 @@
-"""Each framework's own attention layer against ours: the table of docs/integrations.md.
+"""Each framework's attention layer compared with the same layer on our attention.
 
-tests/scripts/integrations_table.py writes what the tests record as `cell` into that table.
+tests/scripts/integrations_table.py writes the `cell`s that the tests record into the table of
+docs/integrations.md.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def same(got: list[np.ndarray], expected: list[np.ndarray]) -> float:
     worst = 0.0
     for x, y in zip(got, expected, strict=True):
         error, size = abs(x - y).max(), abs(y).max()
-        # A gradient that is 0 but for rounding, as that of a bias of the keys.
+        # Some gradients are 0 up to rounding, such as that of a bias of the keys.
         assert error < 1e-5 * max(size, 1.0)
         worst = max(worst, error / max(size, 1.0))
     return worst
@@ -75,25 +76,27 @@ def same(got: list[np.ndarray], expected: list[np.ndarray]) -> float:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_values_and_gradients(name: str, column: str, arguments: Any, record_property: Record):
-    params, own, ours = layer(name)
+def test_values_and_gradients_agree_with_the_framework(
+    name: str, column: str, arguments: Any, record_property: Record
+):
+    params, original, ours = layer(name)
     masks = arguments | {"mask": MASK & CAUSAL} if len(arguments) == 2 else arguments
-    expected = values_and_gradients(own, params, **masks)
+    expected = values_and_gradients(original, params, **masks)
     same(values_and_gradients(ours, params, **arguments), expected)
-    if arguments:  # the comparison would notice if the argument were dropped
+    if arguments:  # if the argument were ignored, the results would differ
         assert abs(values_and_gradients(ours, params)[0] - expected[0]).max() > 0.01
     record_property("cell", (name, column, "the same"))
 
 
 @EACH
-def test_it_is_our_call(name: str):
-    params, own, ours = layer(name)
+def test_the_layer_makes_our_call(name: str):
+    params, original, ours = layer(name)
     assert str(jax.make_jaxpr(ours)(params, X)).count("attn_fwd[") in (1, 2)
-    assert "attn_fwd[" not in str(jax.make_jaxpr(own)(params, X))
+    assert "attn_fwd[" not in str(jax.make_jaxpr(original)(params, X))
 
 
 def by_formula(kept: list[Any]) -> Callable[..., jax.Array]:
-    """Our call written out, under the mask that it draws."""
+    """Our call as a formula, with the dropout mask that the call draws."""
 
     def attend(query, key, value, **options):
         kept.append((options["dropout_rate"], options["dropout_key"]))
@@ -123,11 +126,11 @@ def our_call_as(name: str, function: Any, monkeypatch: pytest.MonkeyPatch):
 
 
 @EACH
-def test_dropout(name: str, monkeypatch: pytest.MonkeyPatch):
-    """The rate and the key that the framework gives; without dropout, the framework's numbers."""
+def test_dropout_has_the_rate_and_key_of_the_framework(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Without dropout the results are those of the framework."""
     if not LAYERS[name].has_dropout:
         pytest.skip("has no dropout")
-    params, own, ours = layer(name, RATE)
+    params, original, ours = layer(name, RATE)
     key, kept = jax.random.key(3), []
     got = values_and_gradients(ours, params, mask=MASK, key=key)
     without_implementation = by_formula(kept)
@@ -143,14 +146,14 @@ def test_dropout(name: str, monkeypatch: pytest.MonkeyPatch):
     other = values_and_gradients(ours, params, mask=MASK, key=jax.random.key(4))
     assert abs(got[0] - other[0]).max() > 0.01
     without = values_and_gradients(ours, params, mask=MASK)
-    same(without, values_and_gradients(own, params, mask=MASK))
+    same(without, values_and_gradients(original, params, mask=MASK))
     assert abs(got[0] - without[0]).max() > 0.01
 
 
 def trained(run: Any, params: Any, key: Any = None) -> tuple[Any, list[float]]:
-    """Parameters and losses of ten steps, on a task that attention can do.
+    """The parameters and losses of ten steps of SGD, on a task that attention can learn.
 
-    Not of Adam: where a gradient is 0 but for rounding, its step is as large as elsewhere.
+    Adam would make full steps along gradients that are 0 up to rounding.
     """
     optax = pytest.importorskip("optax")
     optimizer = optax.sgd(0.3, momentum=0.9)
@@ -168,16 +171,16 @@ def trained(run: Any, params: Any, key: Any = None) -> tuple[Any, list[float]]:
 
     state, losses = optimizer.init(params), []
     for i in range(10):
-        own_key = None if key is None else jax.random.fold_in(key, i)
-        params, state, value = step(params, state, own_key)
+        step_key = None if key is None else jax.random.fold_in(key, i)
+        params, state, value = step(params, state, step_key)
         losses.append(float(value))
     return params, losses
 
 
 @EACH
-def test_training_steps(name: str, record_property: Record):
-    params, own, ours = layer(name)
-    theirs, expected = trained(own, params)
+def test_training_agrees_with_the_framework(name: str, record_property: Record):
+    params, original, ours = layer(name)
+    theirs, expected = trained(original, params)
     got, losses = trained(ours, params)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert losses[-1] < 0.95 * losses[0]
@@ -196,7 +199,7 @@ def test_training_steps(name: str, record_property: Record):
 
 
 @EACH
-def test_remat(name: str, record_property: Record):
+def test_remat_by_name_runs_the_forward_pass_once(name: str, record_property: Record):
     params, _, ours = layer(name)
     policies = jax.checkpoint_policies
     counts, found = [], []
@@ -215,10 +218,10 @@ def test_remat(name: str, record_property: Record):
 
 @EACH
 @needs_cudnn
-def test_lowers_to_the_kernel(name: str):
-    """In bfloat16, forward and backward, with a mask that says causal."""
+def test_a_layer_in_bfloat16_lowers_to_cudnn(name: str):
+    """Both passes lower to kernels, with a mask that is causal."""
     params, _, ours = layer(name)
-    if name == "Keras 3":  # casts what it is given to its own dtype
+    if name == "Keras 3":  # Keras casts inputs to the layer's dtype
         params, _, ours = LAYERS[name].make(dtype="bfloat16")
 
     def loss(params, x):
@@ -234,8 +237,8 @@ def test_lowers_to_the_kernel(name: str):
     assert "attn_dispatch_cudnn_forward" in text and "attn_dispatch_cudnn_backward" in text
 
 
-def test_on_a_mesh(record_property: Record):
-    """In a process with eight CPU devices: parameters whole, batch and heads shared out."""
+def test_layers_on_a_mesh_agree_with_one_device(record_property: Record):
+    """A process with eight CPU devices replicates parameters and shards batch and heads."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "tests.integrations.on_a_mesh"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

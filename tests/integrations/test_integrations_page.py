@@ -1,4 +1,4 @@
-"""docs/integrations.md: its examples run, and are short."""
+"""The examples of docs/integrations.md run and are short."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_older_versions_are_those_that_are_tried():
+def test_the_page_names_the_oldest_versions_that_are_tested():
     pins = (Path(__file__).with_name("older.txt")).read_text()
     names = {"flax": "Flax", "equinox": "Equinox", "dm-haiku": "Haiku", "keras": "Keras",
              "penzai": "Penzai", "optax": "optax", "jax": "JAX"}  # fmt: skip
@@ -38,7 +38,7 @@ def test_the_older_versions_are_those_that_are_tried():
         assert f"{shown} {version}" in words
 
 
-def test_each_integration_has_one():
+def test_each_integration_has_an_example():
     files = ROOT / "dispatch" / "attn_dispatch" / "integrations"
     code = "".join(code for _, code in examples())
     for name in FRAMEWORKS:
@@ -48,7 +48,7 @@ def test_each_integration_has_one():
 
 
 @pytest.mark.parametrize(("title", "code"), examples(), ids=lambda x: x.split("\n")[0])
-def test_example(title: str, code: str):
+def test_an_example_runs(title: str, code: str):
     for name in FRAMEWORKS:
         if f"integrations.{name} " in code:
             pytest.importorskip(name)

@@ -1,4 +1,4 @@
-"""Keras's function and layers under the patch: masks, dtypes, soft cap, dropout, scores."""
+"""Keras's function and layers with our patch: masks, dtypes, soft cap, dropout, scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if keras.backend.backend() != "jax":
 
 @pytest.fixture(autouse=True)
 def same_weights():
-    """Keras draws initial weights from the clock: without a seed, each run tests other numbers."""
+    """Set a seed, without which Keras draws other weights in every run."""
     keras.utils.set_random_seed(0)
 
 
@@ -48,10 +48,10 @@ def both(*arguments: Any, **options: Any) -> tuple[Any, Any]:
      PAIRS[:, :, 0], PAIRS[:, 0, 0], PAIRS[0, 0]],
     ids=["pairs", "ints", "floats", "heads_alike", "BTS", "BNS", "BS", "TS"],
 )  # fmt: skip
-def test_masks(mask: np.ndarray):
+def test_masks_agree_with_keras(mask: np.ndarray):
     try:
         expected = keras.ops.dot_product_attention(Q, K, V, mask=mask)
-    except ValueError as refused:  # Keras 3.12 takes no mask of fewer dims itself
+    except ValueError as refused:  # Keras 3.12 refuses masks of fewer dims
         if mask.ndim == 4:
             raise
         pytest.skip(f"Keras {keras.__version__}: {refused}")
@@ -60,7 +60,7 @@ def test_masks(mask: np.ndarray):
     np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
-def test_options_and_dtypes():
+def test_options_and_dtypes_agree_with_keras():
     bias = _rng.standard_normal((1, N, T, S))
     q, k = jnp.asarray(Q, jnp.bfloat16), jnp.asarray(K, jnp.bfloat16)
     options: dict[str, Any] = {"scale": 0.2, "is_causal": True}
@@ -72,13 +72,13 @@ def test_options_and_dtypes():
         keras.ops.dot_product_attention(Q[0], K[0], V[0])
 
 
-def test_one_order_of_axes():
+def test_another_order_of_axes_is_refused():
     with pytest.raises(ValueError, match="qkv_layout: expected 'BTNH'"):
         dot_product_attention(Q, K, V, qkv_layout="BNTH")
 
 
-def test_which_implementation():
-    """flash_attention=True is a kernel or every reason, never XLA."""
+def test_flash_attention_chooses_a_kernel_or_gives_every_reason():
+    """With flash_attention=True XLA is never chosen."""
     with pytest.raises(NotImplementedError, match="cudnn"):
         jax.block_until_ready(dot_product_attention(Q, K, V, flash_attention=True))
     jaxpr = str(
@@ -87,7 +87,7 @@ def test_which_implementation():
     assert "implementation=('xla',)" in jaxpr
 
 
-def test_the_soft_cap_that_keras_documents():
+def test_the_soft_cap_is_the_one_that_keras_documents():
     cap = 0.7
     got = dot_product_attention(Q, K, V, attn_logits_soft_cap=cap)
     scores = np.einsum("btnh,bsnh->bnts", Q, K) / np.sqrt(H)
@@ -95,7 +95,7 @@ def test_the_soft_cap_that_keras_documents():
     np.testing.assert_allclose(got, np.einsum("bnts,bsnh->btnh", weights, V), atol=2e-6)
 
 
-def test_scores_and_axes_are_left_to_keras(record_property: Any):
+def test_keras_computes_returned_scores_and_other_attention_axes(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     layer = keras.layers.MultiHeadAttention(N, 4, dropout=0.3)
     expected = layer(x, x, return_attention_scores=True, use_causal_mask=True)
@@ -108,11 +108,11 @@ def test_scores_and_axes_are_left_to_keras(record_property: Any):
     expected = layer(image, image)
     with patch_keras():
         np.testing.assert_allclose(layer(image, image), expected, atol=2e-6)
-    record_property("cell", ("Keras 3", "sow", "Keras's own computes scores that are returned"))
+    record_property("cell", ("Keras 3", "sow", "Keras's attention computes returned scores"))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_grouped_queries(rate: float):
+def test_grouped_queries_agree_with_keras(rate: float):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     mask = _rng.random((B, T, T)) < 0.7
     mask |= np.eye(T, dtype=bool)
@@ -144,7 +144,7 @@ def test_grouped_queries_are_not_repeated(rate: float, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("masks", [{}, {"use_causal_mask": True}], ids=["plain", "causal"])
-def test_gradients_of_grouped_queries(masks: dict[str, bool]):
+def test_gradients_of_grouped_queries_agree_with_keras(masks: dict[str, bool]):
     layer = keras.layers.GroupQueryAttention(4, N, 2)
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     layer(x, x)
@@ -156,15 +156,16 @@ def test_gradients_of_grouped_queries(masks: dict[str, bool]):
     expected = jax.grad(loss)(weights)
     with patch_keras():
         got = jax.jit(jax.grad(loss))(weights)
-    largest = max(abs(x).max() for x in expected)  # the key's bias has none but for rounding
+    # The gradient of the key's bias is 0 up to rounding.
+    largest = max(abs(x).max() for x in expected)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * largest)
 
 
-def test_grouped_queries_of_a_layer_with_its_own_call():
-    """Its keys may be anything: they go on as they are."""
+def test_a_grouped_query_layer_that_overrides_call_agrees_with_keras():
+    """The layer's keys may be anything, and are passed on unchanged."""
 
-    class Own(keras.layers.GroupQueryAttention):
+    class Overridden(keras.layers.GroupQueryAttention):
         def call(  # pyright: ignore[reportIncompatibleMethodOverride]
             self, query: Any, value: Any, key: Any = None
         ) -> Any:
@@ -172,7 +173,7 @@ def test_grouped_queries_of_a_layer_with_its_own_call():
             q, k = (self._query_dense(y) for y in (query, value))
             return self._compute_attention(q, k, k)[0]
 
-    layer = Own(4, N, 2)
+    layer = Overridden(4, N, 2)
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     expected = layer(x, x)
     with patch_keras():
@@ -184,7 +185,7 @@ def test_grouped_queries_of_a_layer_with_its_own_call():
     "layer", [keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention]
 )
 def test_masks_of_layers_do_not_warn(layer: Any, rate: float):
-    """Keras makes these masks, up to 3.14 from use_causal_mask too: users cannot avoid them."""
+    """Keras makes these masks, up to 3.14 also for use_causal_mask, and users cannot avoid them."""
     arguments = (N, 4) if layer is keras.layers.MultiHeadAttention else (4, N, 2)
     x = _rng.standard_normal((1, 128, 8)).astype(np.float32)
     pairs = np.tri(128, dtype=bool)[None]
@@ -196,7 +197,7 @@ def test_masks_of_layers_do_not_warn(layer: Any, rate: float):
             keras.ops.dot_product_attention(q, q, q, mask=pairs[None])
 
 
-def test_fit():
+def test_fit_agrees_with_keras_and_lowers_the_loss():
     x = _rng.standard_normal((16, T, 16)).astype(np.float32)
     y = np.roll(x, 1, axis=1)
 
@@ -215,7 +216,7 @@ def test_fit():
     assert got[-1] < got[0]
 
 
-def test_the_patch_ends():
+def test_a_stopped_patch_restores_keras():
     before = backend.nn.dot_product_attention, keras.layers.MultiHeadAttention._compute_attention
     patch = patch_keras().start()
     assert backend.nn.dot_product_attention is dot_product_attention

@@ -1,4 +1,4 @@
-"""What is particular to our layers of Equinox, Haiku and Penzai."""
+"""Details of our layers for Equinox, Haiku and Penzai."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def test_equinox_layers_have_equinox_parameters():
         "output_size": 20,
         "use_query_bias": True,
     }
-    own = eqx.nn.MultiheadAttention(N, D, key=jax.random.key(0), **options)
+    original = eqx.nn.MultiheadAttention(N, D, key=jax.random.key(0), **options)
     ours = MultiheadAttention(N, D, key=jax.random.key(0), **options)
-    for a, b in zip(*map(jax.tree.leaves, (own, ours)), strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (original, ours)), strict=True):
         np.testing.assert_array_equal(a, b)
     mask = (_rng.random((T, 9)) < 0.6) | (np.arange(9) == 0)
     y = _rng.standard_normal((9, 20)).astype(np.float32)
     for m in (None, mask, np.stack([mask, ~mask | mask[::-1], mask[::-1], mask])):
         given = (X, y[:, :8], y[:, 8:], m)
-        np.testing.assert_allclose(ours(*given), own(*given), atol=2e-6)
+        np.testing.assert_allclose(ours(*given), original(*given), atol=2e-6)
 
 
-def test_equinox_grouped_queries():
+def test_equinox_layers_take_fewer_kv_heads():
     pytest.importorskip("equinox")
     from attn_dispatch.integrations.equinox import MultiheadAttention
 
@@ -53,7 +53,7 @@ def test_equinox_grouped_queries():
         MultiheadAttention(N, D, num_kv_heads=3, key=jax.random.key(0))
 
 
-def test_equinox_dropout_and_process_heads():
+def test_equinox_dropout_and_process_heads_agree_with_equinox():
     eqx = pytest.importorskip("equinox")
     from attn_dispatch.integrations.equinox import MultiheadAttention, replace_attention
 
@@ -63,14 +63,14 @@ def test_equinox_dropout_and_process_heads():
     quiet = layer(X, X, X, inference=True)
     np.testing.assert_array_equal(eqx.nn.inference_mode(layer)(X, X, X), quiet)
     assert abs(layer(X, X, X, key=jax.random.key(1)) - quiet).max() > 0.01
-    own = eqx.nn.MultiheadAttention(N, D, dropout_p=0.5, key=jax.random.key(0))
+    original = eqx.nn.MultiheadAttention(N, D, dropout_p=0.5, key=jax.random.key(0))
     rope = eqx.nn.RotaryPositionalEmbedding(D // N)
 
     def turned(q, k, v):
         return jax.vmap(rope, 1, 1)(q), jax.vmap(rope, 1, 1)(k), v
 
     options: Any = {"inference": True, "process_heads": turned}
-    np.testing.assert_allclose(layer(X, X, X, **options), own(X, X, X, **options), atol=2e-6)
+    np.testing.assert_allclose(layer(X, X, X, **options), original(X, X, X, **options), atol=2e-6)
     with pytest.raises(ValueError, match="process_heads: expected heads of the shapes"):
         layer(X, X, X, inference=True, process_heads=lambda q, k, v: (q[:2], k, v))
 
@@ -82,7 +82,7 @@ def test_equinox_dropout_and_process_heads():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"dropout_rate": 0.1}, "dropout_rate: expected the layer's dropout_p instead, got"),
         ({"dropout_key": None}, "dropout_key: expected key instead"),
@@ -90,19 +90,19 @@ def test_equinox_dropout_and_process_heads():
         ({"qkv_layout": "BNTH"}, "qkv_layout: expected 'BTNH', the order of axes in which the"),
     ],
 )
-def test_equinox_options_that_have_no_place(options: Any, said: str):
+def test_equinox_refuses_options_that_a_layer_cannot_use(options: Any, message: str):
     pytest.importorskip("equinox")
     from attn_dispatch.integrations.equinox import MultiheadAttention
 
     layer = MultiheadAttention(N, D, key=jax.random.key(0))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         layer(X, X, X, **options)
     assert layer(X, X, X, return_lse=False).shape == (T, D)
     with pytest.raises(ValueError, match=r"key_: expected \[length, size\], got \[1, 6, 16\]"):
         layer(X, X[None], X)
 
 
-def test_haiku_masks():
+def test_haiku_masks_agree_with_haiku():
     hk = pytest.importorskip("haiku")
     from attn_dispatch.integrations.haiku import MultiHeadAttention
 
@@ -116,7 +116,7 @@ def test_haiku_masks():
         model = hk.without_apply_rng(hk.transform(forward))
         return model.apply(model.init(jax.random.key(0), X), X)
 
-    mask = np.tril(np.ones((1, T, T)))  # numbers, and no batch
+    mask = np.tril(np.ones((1, T, T)))  # numbers, without a batch dim
     np.testing.assert_allclose(
         run(MultiHeadAttention, mask), run(hk.MultiHeadAttention, mask), atol=2e-6
     )
@@ -124,8 +124,8 @@ def test_haiku_masks():
         run(MultiHeadAttention, mask[0])
 
 
-def test_penzai_transformers(record_property: Any):
-    """Whole models, causal by positions, and their caches step by step."""
+def test_penzai_transformers_agree_with_penzai(record_property: Any):
+    """The test runs whole models, causal by positions, and decodes with their caches."""
     pytest.importorskip("penzai")
     from penzai import pz
     from penzai.models.transformer.variants import llamalike_common as llama
@@ -144,22 +144,24 @@ def test_penzai_transformers(record_property: Any):
             tie_embedder_and_logits=False, rope_wavelength=1e4, attn_logits_soft_cap=cap,
             attention_type=kind, parameter_dtype=jnp.float32, activation_dtype=jnp.float32,
         )  # fmt: skip
-        own = llama.build_llamalike_transformer(config, init_base_rng=jax.random.key(0))
-        ours = replace_attention(own)
+        original = llama.build_llamalike_transformer(config, init_base_rng=jax.random.key(0))
+        ours = replace_attention(original)
         tokens = pz.nx.wrap(_rng.integers(0, 11, (2, T))).tag("batch", "seq")
         positions = pz.nx.arange("seq", T)
         names = ("batch", "seq", "vocabulary")
         got, expected = (
             pz.nn.Sequential([x])(tokens, token_positions=positions).unwrap(*names)
-            for x in (ours, own)
+            for x in (ours, original)
         )
         np.testing.assert_allclose(got, expected, atol=1e-5)
-        assert ours.body.sublayers != own.body.sublayers  # pyright: ignore[reportAttributeAccessIssue]
+        assert ours.body.sublayers != original.body.sublayers  # pyright: ignore[reportAttributeAccessIssue]
         assert jax.tree.structure(replace_attention(ours)) == jax.tree.structure(ours)
 
         steps = []
-        for model in (own, ours, None):
-            cached = pz.select(own if model is None else model).at_instances_of(pz.nn.Attention)
+        for model in (original, ours, None):
+            cached = pz.select(original if model is None else model).at_instances_of(
+                pz.nn.Attention
+            )
             shared = {} if kv_heads == 1 else {"heads" if groups == 1 else "head_groups": kv_heads}
 
             def with_cache(x, sizes=shared | {"batch": 2, "projection": 8}):
@@ -168,19 +170,19 @@ def test_penzai_transformers(record_property: Any):
                 )
 
             cached = cached.apply(with_cache)
-            if model is None:  # caches first, and ours in the place of layers that have them
+            if model is None:  # our layers replace layers that have caches already
                 cached = replace_attention(cached)
             free, variables = pz.unbind_variables(cached)
             frozen = tuple(x.freeze() for x in variables)
             outs = []
             for i in range(T):
-                # Keys that are not there yet have the position -1.
-                ahead = jnp.where(jnp.arange(T) <= i, jnp.arange(T), -1)
+                # Keys that are not written yet have position -1.
+                positions = jnp.where(jnp.arange(T) <= i, jnp.arange(T), -1)
                 bound = [x.unfreeze_as_copy() for x in frozen]
                 out = _with_kv_positions(pz, pz.bind_variables(free, bound))(
                     tokens[{"seq": pz.slice[i : i + 1]}],
                     token_positions=pz.nx.wrap(jnp.array([i])).tag("seq"),
-                    kv_token_positions=pz.nx.wrap(ahead).tag("seq"),
+                    kv_token_positions=pz.nx.wrap(positions).tag("seq"),
                     end=jnp.int32(i),
                 )
                 frozen = tuple(x.freeze() for x in bound)
@@ -199,7 +201,7 @@ def _with_kv_positions(pz: Any, model: Any) -> Any:
     )  # fmt: skip
 
 
-def test_haiku_hands_on_one_order_of_axes():
+def test_haiku_refuses_another_order_of_axes():
     hk = pytest.importorskip("haiku")
     from attn_dispatch.integrations.haiku import MultiHeadAttention
 
@@ -209,7 +211,7 @@ def test_haiku_hands_on_one_order_of_axes():
         layer.init(jax.random.key(0), X)
 
 
-def test_haiku_returns_one_array():
+def test_haiku_refuses_further_results():
     hk = pytest.importorskip("haiku")
     from attn_dispatch.integrations.haiku import MultiHeadAttention
 
@@ -219,7 +221,7 @@ def test_haiku_returns_one_array():
         layer.init(jax.random.key(0), X)
 
 
-def test_penzai_steps_that_are_not_known():
+def test_penzai_refuses_models_without_known_attention():
     pytest.importorskip("penzai")
     from penzai import pz
 

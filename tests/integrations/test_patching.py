@@ -1,4 +1,4 @@
-"""Patches: nested, ended in any order, from several threads; jax.nn's function."""
+"""Patches, which may be nested, ended in any order and used by several threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def module_with_x() -> Any:
     return module
 
 
-def test_jax_nn_is_ours_inside_of_the_block():
+def test_a_block_replaces_jax_nn_until_its_end():
     theirs = jax.nn.dot_product_attention
 
     def program(x):
@@ -39,7 +39,7 @@ def test_jax_nn_is_ours_inside_of_the_block():
     np.testing.assert_allclose(got, program(X), atol=2e-6)
 
 
-def test_jax_nn_is_ours_for_good():
+def test_start_replaces_jax_nn_until_stop():
     theirs = jax.nn.dot_product_attention
     patch = patch_jax_nn().start()
     assert jax.nn.dot_product_attention is attn_dispatch.dot_product_attention
@@ -49,7 +49,7 @@ def test_jax_nn_is_ours_for_good():
         patch.stop()
 
 
-def test_what_the_block_raises_ends_the_patch():
+def test_an_error_in_the_block_ends_the_patch():
     theirs = jax.nn.dot_product_attention
     with pytest.raises(KeyError), patch_jax_nn():
         raise KeyError
@@ -71,7 +71,7 @@ def test_patches_end_in_any_order():
     assert place.x == 0
 
 
-def test_patches_of_several_threads():
+def test_patches_of_several_threads_all_end():
     place = module_with_x()
     seen = []
 

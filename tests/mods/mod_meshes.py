@@ -1,6 +1,6 @@
-"""Calls with mods whose arrays are sharded over eight CPU devices, beside the same on one; JSON.
+"""Compare calls with mods and sharded arrays on eight CPU devices with one device; print JSON.
 
-This is a separate script, because the number of devices is fixed when a process starts.
+This is a separate process, because the number of devices is fixed when a process starts.
 
 usage: python -m tests.mods.mod_meshes
 """
@@ -43,8 +43,8 @@ def drawn(leading: tuple[int, ...], kv_heads: int = 4) -> Arrays:
     return found
 
 
-def moved(score, b, n, t, s, table):
-    """What it adds depends on every index."""
+def shifted(score, b, n, t, s, table):
+    """A score_mod whose result depends on every index."""
     return score * (1 + 0.1 * n) + table[n, b, t] * (s - 3)
 
 
@@ -54,7 +54,7 @@ def prefix(b, n, t, s, lengths):
 
 def given(x: Arrays) -> jax.Array:
     return dot_product_attention(
-        x["query"], x["key"], x["value"], score_mod=moved, score_mod_args=(x["table"],),
+        x["query"], x["key"], x["value"], score_mod=shifted, score_mod_args=(x["table"],),
         mask_mod=prefix, mask_mod_args=(x["lengths"],),
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def given(x: Arrays) -> jax.Array:
 def captured(x: Arrays) -> jax.Array:
     return dot_product_attention(
         x["query"], x["key"], x["value"],
-        score_mod=lambda *score: moved(*score, x["table"]),
+        score_mod=lambda *score: shifted(*score, x["table"]),
         mask_mod=lambda *pair: prefix(*pair, x["lengths"]),
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, P]]] =
         (8,), (8,), 4, qkv(P("x")) | {"table": P(None, None, "x"), "lengths": P("x")},
     ),
 }  # fmt: skip
-"""Mesh, leading dims, kv heads and how arrays lie; what is not named lies whole everywhere."""
+"""Mesh, leading dims, kv heads and shardings; arrays that are not named are replicated."""
 
 
 def under_jit() -> dict[str, float]:
@@ -127,11 +127,11 @@ CAPTURED = {
     ("table over heads", "Auto"),
     ("second of two dims", "Explicit"),
 }  # fmt: skip
-"""Where the arrays are captured as well."""
+"""Layouts and kinds of axes to run with captured arrays as well."""
 
 
 def captured_and_sharded() -> dict[str, Any]:
-    """The warnings of each call, or its error."""
+    """The error of each call's numbers, or the message if it raises."""
     mesh, x = make_mesh((2,), "Explicit"), drawn((2,))
     specs = qkv(P("x")) | {"table": P(None, "x"), "lengths": P()}
 
@@ -141,7 +141,7 @@ def captured_and_sharded() -> dict[str, Any]:
     def rule(score, b, n, t, s, table):
         return jax.nn.softplus(score * table[n, b, t])
 
-    def said(call: Callable[[Arrays], jax.Array], expected: Callable[[Arrays], jax.Array]) -> Any:
+    def error_or_message(call: Callable[[Arrays], Any], expected: Callable[[Arrays], Any]) -> Any:
         try:
             with jax.set_mesh(mesh):
                 got = jax.jit(partial(both, call))(placed(x, mesh, specs))
@@ -149,14 +149,14 @@ def captured_and_sharded() -> dict[str, Any]:
             return str(problem)
         return error(got, jax.jit(partial(both, expected))(x))
 
-    found = {"Explicit": said(captured, captured)}
-    for name, mod in {"plain": moved, "a loop": loop, "a rule": rule}.items():
-        for how in ("captured", "given"):
-            call = partial(_with_table, mod, how == "captured")
-            here = jax.shard_map(call, mesh=mesh, in_specs=(specs,), out_specs=P("x"))
+    found = {"Explicit": error_or_message(captured, captured)}
+    for name, mod in {"plain": shifted, "a loop": loop, "a rule": rule}.items():
+        for source in ("captured", "given"):
+            call = partial(_with_table, mod, source == "captured")
+            on_mesh = jax.shard_map(call, mesh=mesh, in_specs=(specs,), out_specs=P("x"))
             expected = partial(_with_table, mod, False)
-            label = f"shard_map, {name}" + (", given" if how == "given" else "")
-            found[label] = said(here, expected)
+            label = f"shard_map, {name}" + (", given" if source == "given" else "")
+            found[label] = error_or_message(on_mesh, expected)
     return found
 
 
@@ -169,59 +169,62 @@ def _with_table(mod: Callable[..., Any], is_captured: bool, x: Arrays) -> jax.Ar
 
 
 def under_shard_map() -> dict[str, float]:
-    """Under shard_map each device makes its own call, in which b and n count from 0."""
+    """Under shard_map each device computes a separate call, in which b and n count from 0."""
     x, found = drawn((4,)), {}
     for name, spec in {"all axes": P("x", None, "y"), "one axis": P("x")}.items():
         for kind in ("Auto", "Explicit"):
             mesh = make_mesh((2, 4), kind)
-            lie = {"table": P(), "lengths": P()} | qkv(spec)
+            specs = {"table": P(), "lengths": P()} | qkv(spec)
             manual = {"x"} if name == "one axis" else set(mesh.axis_names)
             expected = jax.jit(partial(both, partial(by_parts, spec, mesh)))(x)
-            for how, call in (("given", given), ("captured", captured)):
-                here = jax.shard_map(
-                    call, mesh=mesh, in_specs=(lie,), out_specs=spec, axis_names=manual
+            for source, call in (("given", given), ("captured", captured)):
+                on_mesh = jax.shard_map(
+                    call, mesh=mesh, in_specs=(specs,), out_specs=spec, axis_names=manual
                 )
-                got = jax.jit(partial(both, here))(placed(x, mesh, lie))
-                found[f"{name}|{kind}|{how}"] = error(got, expected)
+                got = jax.jit(partial(both, on_mesh))(placed(x, mesh, specs))
+                found[f"{name}|{kind}|{source}"] = error(got, expected)
     return found
 
 
 def by_parts(spec: P, mesh: jax.sharding.Mesh, x: Arrays) -> jax.Array:
-    """The calls of the devices, one after the other."""
+    """The devices' calls, one after the other, on one device."""
     axes = [(i, mesh.shape[axis]) for i, axis in enumerate(spec) if axis]
 
     def parts(x: Arrays, axes: list[tuple[int, int]]) -> jax.Array:
         if not axes:
             return given(x)
         (axis, count), *others = axes
-        cut = {name: jnp.split(x[name], count, axis) for name in ("query", "key", "value")}
-        own = (x | {name: pieces[i] for name, pieces in cut.items()} for i in range(count))
-        return jnp.concatenate([parts(y, others) for y in own], axis)
+        pieces_of = {name: jnp.split(x[name], count, axis) for name in ("query", "key", "value")}
+        calls = (x | {name: y[i] for name, y in pieces_of.items()} for i in range(count))
+        return jnp.concatenate([parts(y, others) for y in calls], axis)
 
     return parts(x, axes)
 
 
 def mapped() -> dict[str, float]:
-    """vmap of a call whose arrays a mesh shards, what the mods read being mapped or shared."""
+    """vmap of a call with sharded arrays; the mods' arrays are mapped or shared."""
     x, found = drawn((2, 4)), {}
     x["table"] = x["table"][:, :4]
-    own = x | {"table": np.stack([x["table"], 2 * x["table"]])}
+    mapped_x = x | {"table": np.stack([x["table"], 2 * x["table"]])}
     shared_axes = dict.fromkeys(x, 0) | {"table": None, "lengths": None}
-    own_axes = shared_axes | {"table": 0}
+    table_axes = shared_axes | {"table": 0}
     tried = {
         "shared table": (x, lambda **o: partial(both, jax.vmap(given, (shared_axes,), **o))),
-        "own tables": (own, lambda **o: partial(both, jax.vmap(given, (own_axes,), **o))),
+        "mapped tables": (
+            mapped_x, lambda **o: partial(both, jax.vmap(given, (table_axes,), **o))
+        ),
         "gradients of each": (x, lambda **o: jax.vmap(partial(both, given), (shared_axes,), **o)),
-    }
+    }  # fmt: skip
     over, inside = P("x", None, None, "y"), P(None, "x")
     for name, (arrays, make) in tried.items():
         expected = jax.jit(make())(arrays)
         runs = [("Auto", over, {}), ("Explicit", over, {}), ("Explicit", inside, {})]
         for kind, spec, options in [*runs, ("Auto", over, {"spmd_axis_name": "x"})]:
-            if options and name != "own tables":
+            if options and name != "mapped tables":
                 continue
             mesh = make_mesh((2, 4), kind)
-            specs = qkv(spec) | ({"table": P("x")} if arrays is own and spec == over else {})
+            is_split = arrays is mapped_x and spec == over
+            specs = qkv(spec) | ({"table": P("x")} if is_split else {})
             with jax.set_mesh(mesh):
                 got = jax.jit(make(**options))(placed(arrays, mesh, specs))
             found[f"{name}|{kind}|{spec}|{options}"] = error(got, expected)

@@ -1,4 +1,4 @@
-"""Ready-made mods are copied, pickled and sent to other processes, and stay the same functions."""
+"""Copies of ready-made mods, pickled ones included, compute the same in every process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _rng = np.random.default_rng(0)
 
 
 def ready_made() -> dict[str, Any]:
-    """One of each public function, and a few made of others."""
+    """One mod of each public function, and some combinations."""
     documents = jnp.asarray([[0, 0, 1, 1, 1, 2, 2, 2, 2], [3] * 9])
     chunks = mods.chunked_window(4)
     return {
@@ -67,8 +67,8 @@ def attend(name: str, mod: Any) -> Any:
     return [np.asarray(x) for x in (out, *gradients)]
 
 
-def of_pairs(name: str, mod: Any) -> np.ndarray:
-    """What the mod says of every query and key, [B, N, T, T]."""
+def values_of_pairs(name: str, mod: Any) -> np.ndarray:
+    """The mod's result for every pair of query and key, [B, N, T, T]."""
     given = (jnp.float32(0.7),) if name in SCORE_MODS else ()
     for i in range(4):
         axes = (None,) * len(given) + tuple(0 if i == j else None for j in (3, 2, 1, 0))
@@ -78,28 +78,28 @@ def of_pairs(name: str, mod: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MODS)
-def test_copies_compute_the_same(name: str):
-    pairs = of_pairs(name, MODS[name])
+def test_copies_return_the_same_values(name: str):
+    pairs = values_of_pairs(name, MODS[name])
     assert pairs.std() > 0 or name == "soft_cap"
     for how, copied in COPIES.items():
-        np.testing.assert_array_equal(of_pairs(name, copied(MODS[name])), pairs, err_msg=how)
+        np.testing.assert_array_equal(values_of_pairs(name, copied(MODS[name])), pairs, err_msg=how)
 
 
 @pytest.mark.parametrize("name", ["relative_position", "tree_mask", "of several"])
-def test_calls_with_copies_compute_the_same(name: str):
+def test_calls_with_copies_give_the_same_results(name: str):
     expected = attend(name, MODS[name])
     assert np.isfinite(expected[0]).all() and np.abs(expected[1]).max() > 0
     for x, y in zip(attend(name, COPIES["pickle"](MODS[name])), expected, strict=True):
         np.testing.assert_array_equal(x, y)
 
 
-def test_every_public_function_is_there():
+def test_every_public_function_is_tested():
     assert set(mods.__all__) == set(MODS) - {"of several"}
 
 
-def test_other_processes_get_them():
-    """By the standard library alone."""
+def test_mods_can_be_sent_to_other_processes():
+    """The standard library's pickle suffices."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.starmap(of_pairs, MODS.items())
+        found = pool.starmap(values_of_pairs, MODS.items())
     for (name, mod), pairs in zip(MODS.items(), found, strict=True):
-        np.testing.assert_array_equal(pairs, of_pairs(name, mod), err_msg=name)
+        np.testing.assert_array_equal(pairs, values_of_pairs(name, mod), err_msg=name)

@@ -1,4 +1,4 @@
-"""Which keys a mask_mod lets a query attend, read from its program."""
+"""The range of keys that a mask_mod lets a query attend to, read from its program."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PREFIX = jnp.array([3, 6])
 LIMIT = jnp.array(2**31 - 1)
 B, N, T, S = 2, 2, 9, 8
 
-# Each with its band, and whether that is all of it.
+# Name: the mask, its band, and True if the mask is exactly the band.
 MASKS = {
     "causal": (lambda b, n, t, s: s <= t, (None, 0), True),
-    "keys to come": (lambda b, n, t, s: t < s, (0, None), False),
+    "later keys": (lambda b, n, t, s: t < s, (0, None), False),
     "window": (lambda b, n, t, s: (t - s < 5) & (s <= t), (4, 0), True),
     "window of both sides": (lambda b, n, t, s: jnp.abs(t - s) <= 3, (3, 3), True),
     "window, not outside": (lambda b, n, t, s: ~((t - s > 3) | (s - t >= 2)), (3, 1), True),
@@ -35,9 +35,9 @@ MASKS = {
     ),
     "before the query, lengths": (lambda b, n, t, s: (s < t) & (s < PREFIX[b]), (None, 0), False),
     "long before, lengths": (lambda b, n, t, s: (s < t - 5) & (s < PREFIX[b]), (None, 0), False),
-    "to come, lengths": (lambda b, n, t, s: (s >= t + 3) & (s < PREFIX[b]), (0, None), False),
+    "later, lengths": (lambda b, n, t, s: (s >= t + 3) & (s < PREFIX[b]), (0, None), False),
     "some queries": (lambda b, n, t, s: (t > 5) & (s <= t), (None, 0), False),
-    "some queries see all": (lambda b, n, t, s: (t > 5) | (s <= t), (None, None), False),
+    "some queries attend to all": (lambda b, n, t, s: (t > 5) | (s <= t), (None, None), False),
     "no limit": (lambda b, n, t, s: s <= LIMIT, (None, None), False),
     "all but a few": (lambda b, n, t, s: (s < t - 3) | (s > PREFIX[b]), (None, None), False),
     "a few": (lambda b, n, t, s: ~((s < t - 3) | (s > PREFIX[b])), (3, None), False),
@@ -50,7 +50,7 @@ MASKS = {
     "unsigned both": (
         lambda b, n, t, s: t.astype(jnp.uint32) - s.astype(jnp.uint32) < 3, (None, None), False
     ),
-    "more than there is": (
+    "int32 overflow": (
         lambda b, n, t, s: s <= t + jnp.int32(2**31 - 1), (None, None), False
     ),
     "all": (lambda b, n, t, s: jnp.bool_(True), (None, None), False),
@@ -63,7 +63,7 @@ def traced(function) -> tuple[ModProgram, tuple[jax.Array, ...]]:
 
 
 @pytest.mark.parametrize(("function", "band", "is_band"), MASKS.values(), ids=MASKS)
-def test_ranges(function, band, is_band):
+def test_key_range_agrees_with_the_mask(function, band, is_band):
     program, arrays = traced(function)
     found = key_range(program)
     assert (found.band, found.is_band) == (band, is_band)
@@ -96,6 +96,6 @@ def test_ranges(function, band, is_band):
         np.testing.assert_array_equal(np.broadcast_to(in_band, expected.shape), expected)
 
 
-def test_masks_that_are_lengths_beside_a_window():
+def test_masks_that_become_lengths():
     found = {x for x, (function, *_) in MASKS.items() if key_range(traced(function)[0]).row_end}
     assert found == {"lengths", "causal, lengths", "window, lengths", "a few", "no limit", "all"}

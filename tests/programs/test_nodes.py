@@ -1,4 +1,4 @@
-"""Programs as nodes of cuDNN's graph: what they compute, and what cannot be said."""
+"""Programs as nodes of cuDNN's graph: their results, and functions that have no nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.nodes_in_numpy import run
 
 
 def with_score_mods(count: int) -> list[Case]:
-    """Drawn cases with a score_mod, the other options of which do not matter here."""
+    """Drawn cases with a score_mod; their other options have no effect on these tests."""
     drawn = draws.examples(12 * count, 11, draws.SMALL)
     return [
         x for x in drawn if x.score_mod and x.cu_q is None and "%" not in (x.mask_mod or ("",))[0]
@@ -35,8 +35,8 @@ def with_score_mods(count: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("case", with_score_mods(24), ids=str)
-def test_nodes_compute_what_the_function_does(case: Case):
-    """In sequences that are shorter than the arrays, with NaN behind them."""
+def test_nodes_compute_the_function(case: Case):
+    """Sequences are shorter than the arrays, with NaN after them."""
     options, operands = case.forward_options(), case.operands()
     score_mod, mask_mod = options.meaning.score_mod, options.meaning.mask_mod
     assert isinstance(score_mod, DrawnScoreMod)
@@ -57,50 +57,50 @@ def test_nodes_compute_what_the_function_does(case: Case):
     places = replace(places, n=places.n + start[1])
     is_inside = places.s < length
     x, g = np.where(is_inside, x, np.nan), np.where(is_inside, g, 0)
-    may = np.broadcast_to(
+    attends = np.broadcast_to(
         is_inside & (places.s <= places.t + (case.s * (not case.is_causal))), x.shape
     )
     if mask_mod is not None:
         assert isinstance(mask_mod, DrawnMaskMod)
-        may = may & mask_mod.may_attend(places, arrays_of("mask_mod", operands))
+        attends = attends & mask_mod.may_attend(places, arrays_of("mask_mod", operands))
     known: dict[str, Any] = {"x": x, "g": g, "t": places.t, "s": places.s}
     known |= {f"o{i}": array_of(case, y, length) for i, y in enumerate(kernel.arrays)}
-    bent = np.tanh(x / case.soft_cap) if case.soft_cap else np.zeros(1)
-    capped = case.soft_cap * bent if case.soft_cap else x
-    score, slope, _ = score_mod.modified(capped, may, places, arrays_of("score_mod", operands))
-    slope = slope * (1 - bent**2)
+    tanh = np.tanh(x / case.soft_cap) if case.soft_cap else np.zeros(1)
+    capped = case.soft_cap * tanh if case.soft_cap else x
+    score, slope, _ = score_mod.modified(capped, attends, places, arrays_of("score_mod", operands))
+    slope = slope * (1 - tanh**2)
     if alibi is not None:
         slopes = operands["alibi_slopes"][:1, :, None, None].astype(np.float64)
         score = score - slopes * np.abs(places.t - places.s)
     got = run(kernel.forward, known)
-    np.testing.assert_allclose(got[may], score[may], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got[attends], score[attends], rtol=1e-4, atol=1e-4)
     found = got
     if kernel.backward:
         found = run(kernel.backward, known)
-        np.testing.assert_allclose(found[may], (g * slope)[may], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found[attends], (g * slope)[attends], rtol=1e-4, atol=1e-4)
         assert np.isfinite(found).all()
     shorter = without_factor(kernel)
     assert not case.soft_cap or shorter.factor == pytest.approx(1 / case.soft_cap)
     known |= {"x": x * shorter.factor}
     again = run(shorter.forward, known)
-    np.testing.assert_allclose(again[may], got[may], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(again[attends], got[attends], rtol=1e-5, atol=1e-5)
     if shorter.backward:
         again = shorter.factor * run(shorter.backward, known)
-        np.testing.assert_allclose(again[may], found[may], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(again[attends], found[attends], rtol=1e-5, atol=1e-5)
 
 
 def array_of(case: Case, made: NodeArray, length: int) -> np.ndarray:
-    """The array that nodes read, for one batch row whose sequence has this length."""
+    """The array that the nodes read, for one batch row with a sequence of `length` keys."""
     if isinstance(made, HeadSlopes):
         return case.operands()["alibi_slopes"][:1, :, None, None].astype(np.float64)
     if isinstance(made, RowKeys):
         t = np.arange(case.t)[None, None, :, None]
         end = np.minimum(t + 1, length) if case.is_causal else np.full_like(t, length)
-        own = end if made.which == "end" else np.zeros_like(t)
+        bound = end if made.which == "end" else np.zeros_like(t)
         if made.border is None:
-            return own
+            return bound
         narrower = np.minimum if made.which == "end" else np.maximum
-        return narrower(own, array_of(case, made.border, length))
+        return narrower(bound, array_of(case, made.border, length))
     operands = case.operands()
     b, n = operands["mods_start"][0]
     indices = PairIndices(
@@ -113,8 +113,8 @@ def array_of(case: Case, made: NodeArray, length: int) -> np.ndarray:
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
 @pytest.mark.parametrize("first_row", [0, 5])
-def test_soft_cap_and_alibi(is_one_sided: bool, first_row: int):
-    """Without a score_mod; the last query lines up with the last of 12 keys."""
+def test_soft_cap_and_alibi_as_nodes(is_one_sided: bool, first_row: int):
+    """Without a score_mod; the last query is aligned with the last of 12 keys."""
     rules = ScoreRules(soft_cap=3.0, alibi=Alibi(2, is_one_sided))
     pairs = Pairs((10, 12), first_row=first_row)
     kernel = kernel_program(rules, pairs, is_backward=True)
@@ -128,11 +128,11 @@ def test_soft_cap_and_alibi(is_one_sided: bool, first_row: int):
     row, s = np.broadcast_arrays(row, s)
     known = {"x": x, "g": g, "t": row, "s": s, "o0": slopes}
     distance = row + first_row + 2 - s
-    may = (distance >= 0) | (not is_one_sided)
+    attends = (distance >= 0) | (not is_one_sided)
     got, expected = run(kernel.forward, known), 3 * np.tanh(x / 3) - slopes * np.abs(distance)
-    np.testing.assert_allclose(np.where(may, got, 0), np.where(may, expected, 0), atol=1e-6)
+    np.testing.assert_allclose(np.where(attends, got, 0), np.where(attends, expected, 0), atol=1e-6)
     np.testing.assert_allclose(run(kernel.backward, known), g / np.cosh(x / 3) ** 2, rtol=1e-6)
-    # It reads cuDNN's own scores once, and takes no gradient apart that is 0 past the sequences.
+    # The nodes read cuDNN's scores once, and need no select: gradients are 0 past the sequences.
     assert "select" not in kernel.backward and kernel.forward.split().count("x") == 1
 
 
@@ -148,8 +148,8 @@ def test_soft_cap_and_alibi(is_one_sided: bool, first_row: int):
         (lambda x, b, n, t, s: jnp.where(s > t, x / 2, 1.0), 0.5, "f1 = mul x #1.0; "),
     ],
 )
-def test_the_factor_that_scores_begin_with(function: Any, factor: float, forward: str):
-    """Where nothing else reads the score, it is the kernel's to multiply by."""
+def test_leading_factor_of_the_scores_is_split_off(function: Any, factor: float, forward: str):
+    """If nothing else reads the score, the kernel multiplies by the factor."""
     program = trace("score_mod", function, (), "float32").program
     rules, pairs = ScoreRules(score_mod=program), Pairs((128, 128))
     kernel = kernel_program(rules, pairs, is_backward=True)
@@ -167,15 +167,15 @@ def test_the_factor_that_scores_begin_with(function: Any, factor: float, forward
     np.testing.assert_allclose(factor * gradient, expected[1], rtol=1e-6)
 
 
-def test_alibi_alone_has_no_gradient_of_its_own():
+def test_alibi_alone_needs_no_backward_nodes():
     kernel = kernel_program(ScoreRules(alibi=Alibi(0, False)), Pairs((8, 8)), is_backward=True)
     assert isinstance(kernel, KernelProgram) and not kernel.backward
     rules = ScoreRules(alibi=Alibi(0, False)), ScoreRules(soft_cap=2.0)
     assert [(x.bends, x.moves) for x in rules] == [(False, True), (True, False)]
 
 
-def test_rows_after_the_last_query_are_none():
-    """Where first rows are cut off, too: the kernel's tiles begin after them."""
+def test_backward_nodes_mask_rows_after_the_last_query():
+    """Also if the first rows are cut off, because the kernel's tiles begin after them."""
     program = trace("score_mod", lambda x, b, n, t, s: jnp.tanh(x), (), "float32").program
     kernel = kernel_program(
         ScoreRules(score_mod=program), Pairs((256, 2), first_row=254), is_backward=True
@@ -185,7 +185,7 @@ def test_rows_after_the_last_query_are_none():
     assert isinstance(kernel, KernelProgram) and "lt" not in kernel.backward
 
 
-def test_a_score_that_is_read_twice_is_copied():
+def test_score_that_is_read_twice_is_copied():
     def nodes(function: Any) -> str:
         program = trace("score_mod", function, (), "float32").program
         kernel = kernel_program(ScoreRules(score_mod=program), Pairs((256, 256)), is_backward=False)
@@ -214,11 +214,11 @@ SLOPES = jnp.arange(4.0)
         (lambda x, b, n, t, s: jax.lax.cumsum(jnp.stack([x, x]))[1], "of arrays"),
     ],
 )
-def test_what_cannot_be_said(function, message: str):
+def test_function_without_nodes_gives_a_reason(function, message: str):
     program = trace("score_mod", function, (), "float32").program
-    why = kernel_program(ScoreRules(score_mod=program), Pairs((8, 8)), is_backward=False)
-    assert isinstance(why, str) and message in why
-    assert "(at test_nodes.py:" in why
+    reason = kernel_program(ScoreRules(score_mod=program), Pairs((8, 8)), is_backward=False)
+    assert isinstance(reason, str) and message in reason
+    assert "(at test_nodes.py:" in reason
 
 
 @needs_cudnn
@@ -230,24 +230,24 @@ def test_cudnn_plans_mods(target: str):
         mask_mod=mods.prefix_lm(jnp.array([3, 9])),
     )  # fmt: skip
     assert (found.chosen_forward, found.chosen_backward) == ("cudnn", "cudnn")
-    # The prefix is a vector of rows, of which lse and delta are all that these have room for.
+    # The prefix is an array by row; these architectures have room only for lse and delta.
     assert ("mask_mod: as a mask" in str(found)) == (target in ("sm80", "sm120"))
-    # What an array is added to needs no kernel for its gradient.
+    # The gradient of an added array needs no kernel.
     found = explain(x, x, x, target=target, score_mod=mods.alibi(SLOPES), is_causal=True)
     assert (found.chosen_forward, found.chosen_backward) == ("cudnn", "cudnn")
     assert "the gradient of alibi_slopes: by XLA, beside the kernel" in str(found)
 
 
-def test_equal_masks_of_calls_of_different_lengths():
-    """Each call traces its own program: what is known of one must serve an equal one."""
+def test_equal_masks_serve_calls_of_different_lengths():
+    """Each call traces its program again: facts cached for one program must serve an equal one."""
     for length in (128, 256):
         mask_mod = trace("mask_mod", mods.dilated_window(64, 4), (), "float32").program
         rules, pairs = ScoreRules(mask_mod=mask_mod), Pairs((length, length))
         assert isinstance(kernel_program(rules, pairs, is_backward=False), KernelProgram)
 
 
-def test_a_masks_border_and_the_lengths_are_one_array():
-    """A backward pass has room for few arrays by row."""
+def test_border_of_a_mask_and_lengths_share_one_array():
+    """The backward pass has room for only a few arrays by row."""
 
     def prefix(b: Any, n: Any, t: Any, s: Any, x: Any) -> Any:
         return (s <= t) | (s < x[b])

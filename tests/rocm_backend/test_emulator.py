@@ -1,4 +1,4 @@
-"""The AITER emulator by itself against the float64 reference: tests of what other tests rely on."""
+"""The AITER emulator alone, which other tests rely on, compared with the float64 reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _assert_close(actual: np.ndarray, expected: np.ndarray, case: Case, factor: 
 
 
 @pytest.mark.parametrize("name", FORWARD_CASES)
-def test_forward(emulator, name):
+def test_the_forward_pass_agrees_with_the_reference(emulator, name):
     case = FORWARD_CASES[name]
     run = Run(case, emulator)
     run.run(run.forward_call())
@@ -49,7 +49,7 @@ def test_forward(emulator, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_backward(emulator, name):
+def test_the_backward_pass_agrees_with_the_reference(emulator, name):
     case = CASES[name]
     run = Run(case, emulator)
     run.run(run.forward_call())
@@ -71,7 +71,7 @@ def test_backward(emulator, name):
 
 
 @pytest.mark.parametrize("name", ["atomic 32", "atomic 32 packed", "atomic 16", "atomic 16 packed"])
-def test_where_dq_is_gathered(emulator, name):
+def test_dq_acc_holds_dq_in_the_layout_of_its_kernel(emulator, name):
     case = CASES[name]
     run = Run(case, emulator)
     run.run(run.forward_call())
@@ -87,7 +87,7 @@ def test_where_dq_is_gathered(emulator, name):
 
 
 @pytest.mark.parametrize("name", ["dense", "deterministic packed", "atomic 32", "atomic 16"])
-def test_what_the_caller_must_zero(emulator, name):
+def test_dq_acc_must_be_zero_before_the_backward_pass(emulator, name):
     run = Run(CASES[name], emulator)
     run.run(run.forward_call())
     run.buffers["dq_acc"][...] = np.nan
@@ -106,8 +106,8 @@ def test_16_bit_atomics_add_to_dq(emulator):
     _assert_close(run.views["dq"], 2 * first, run.case, 4)
 
 
-def test_sequences_without_keys_or_queries(emulator):
-    """dev18's two bugs: what the front end must not let happen."""
+def test_sequences_without_keys_or_queries_show_the_bugs_of_dev18(emulator):
+    """dev18 has two bugs, which the front end must avoid."""
     lengths = {"query_lengths": (5, 0, 4), "key_lengths": (6, 7, 0)}
     run = Run(replace(CASES["packed"], **lengths), emulator)
     run.run(run.forward_call())
@@ -141,13 +141,13 @@ ARRAYS = ("q", "k", "v", "bias", "out", "lse", "out_grad", "dq", "dk", "dv", "db
 
 
 @pytest.mark.parametrize("name", [*ARRAYS, "dq_acc", "seqstart_q", "seqlen_k", "rng_state"])
-def test_a_buffer_that_is_too_small(emulator, name):
+def test_a_buffer_that_is_too_small_is_refused(emulator, name):
     case = replace(CASES["packed bias"], dropout=0.2, layout="bthd")
     run = Run(case, emulator)
     short = run.buffers[name].reshape(-1)[:-1]
     run.buffers[name] = short
-    there = short.nbytes
-    with pytest.raises(Refused, match=rf"^{name}: .* need \d+ bytes and its buffer has {there}$"):
+    size = short.nbytes
+    with pytest.raises(Refused, match=rf"^{name}: .* need \d+ bytes and its buffer has {size}$"):
         run.run(run.backward_call())
 
 
@@ -168,7 +168,7 @@ def test_a_buffer_that_is_too_small(emulator, name):
         ("multiple of 8", lambda b: setattr(b.call, "head_dim", 12)),
     ],
 )
-def test_a_wrong_call(emulator, sentence, change):
+def test_a_wrong_call_is_refused(emulator, sentence, change):
     run = Run(CASES["packed with gaps"], emulator)
     backward = run.backward_call()
     change(backward)
@@ -176,7 +176,7 @@ def test_a_wrong_call(emulator, sentence, change):
         run.run(backward)
 
 
-def test_layouts_that_only_the_kernel_knows(emulator):
+def test_other_layouts_of_dq_acc_and_missing_kernels_are_refused(emulator):
     run = Run(CASES["atomic 16"], emulator)
     backward = run.backward_call()
     backward.nhead_stride_dq_acc -= 128
@@ -188,21 +188,21 @@ def test_layouts_that_only_the_kernel_knows(emulator):
         emulator.run(forward)
 
 
-def test_sequences_out_of_order(emulator):
+def test_sequences_out_of_order_are_refused(emulator):
     run = Run(CASES["packed"], emulator)
     run.views["seqstart_k"][1:3] = (7, 6)
     with pytest.raises(Refused, match=r"seqstart_k decreases after \[1\]"):
         run.run(run.forward_call())
 
 
-def test_dropout_is_of_the_place_alone(emulator):
+def test_dropout_depends_on_indices_and_seed_alone(emulator):
     keep = emulator.keep(RNG_STATE, 0.4, (2, 3, 20, 20))
     assert abs(keep.mean() - 154 / 256) < 0.04  # floor(0.6 * 255) is 153, and it is kept
     assert (keep[:1, :2, :4, :5] == emulator.keep(RNG_STATE, 0.4, (1, 2, 4, 5))).all()
     assert (keep != emulator.keep((RNG_STATE[0], 8), 0.4, keep.shape)).any()
 
 
-def test_hooks(emulator):
+def test_hooks_control_the_emulator_and_record_calls(emulator):
     run = Run(CASES["dense"], emulator)
     forward = run.forward_call()
     assert emulator.generation == "dev18"
@@ -230,8 +230,8 @@ def test_hooks(emulator):
     assert memory.tolist() == [0, 0, 0, 1]
 
 
-def test_16_bit_floats(library):
-    """Every value, and the rounding of floats between them, against NumPy's and ml_dtypes'."""
+def test_16_bit_floats_are_converted_as_in_numpy(library):
+    """Values, and the rounding of floats between them, agree with NumPy and ml_dtypes."""
     native = library.library
     native.selftest_load.restype = ctypes.c_float
     native.selftest_store.restype = ctypes.c_uint16

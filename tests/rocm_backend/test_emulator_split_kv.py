@@ -1,4 +1,4 @@
-"""The emulator's split-KV call by itself against the float64 reference."""
+"""The emulator's split-KV call compared with the float64 reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def emulator(library):
 
 
 @pytest.mark.parametrize("name", SPLIT_CASES)
-def test_split_kv(emulator, name):
+def test_split_kv_agrees_with_the_reference(emulator, name):
     case = SPLIT_CASES[name]
     run = SplitRun(case, emulator)
     run.run(run.call())
@@ -38,12 +38,13 @@ def test_split_kv(emulator, name):
         np.testing.assert_allclose(run.views["lse"][row], expected["lse"], rtol=1e-4, atol=1e-4)
     for name in ("out", "lse", "lse_acc", "out_acc"):
         view, buffer = (x[name].astype(float) for x in (run.views, run.buffers))
-        assert np.isnan(buffer).sum() == buffer.size - view.size, name  # nothing beside it
+        # Nothing outside of the view is written.
+        assert np.isnan(buffer).sum() == buffer.size - view.size, name
     assert emulator.calls("split_kv") == 1
     assert bytes(emulator.last_call("split_kv")) == bytes(run.call())
 
 
-def test_each_split_has_its_share_of_the_rows_own_keys(emulator):
+def test_splits_divide_the_keys_of_each_row(emulator):
     run = SplitRun(replace(SPLIT_CASES["rows"], lengths=(9, 2, 0, 1), splits=4), emulator)
     run.run(run.call())
     has_keys = np.isfinite(run.views["lse_acc"][:, 0, :, 0])
@@ -60,12 +61,12 @@ NAMES = ("q", "k", "v", "bias", "seqlen_k", "page_table", "out", "lse", "lse_acc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_buffer_that_is_too_small(emulator, name):
+def test_a_buffer_that_is_too_small_is_refused(emulator, name):
     run = SplitRun(SPLIT_CASES["alibi"], emulator)
     view = run.views[name]
     shape = run.table.shape if name == "page_table" else view.shape
     reach = sum((n - 1) * x for n, x in zip(shape, view.strides, strict=True)) // view.itemsize
-    run.buffers[name] = run.buffers[name].reshape(-1)[:reach]  # one element less than there must be
+    run.buffers[name] = run.buffers[name].reshape(-1)[:reach]  # one element too few
     with pytest.raises(Refused, match=rf"^{name}: its shape and strides need \d+ bytes and its"):
         run.run(run.call())
 
@@ -92,7 +93,7 @@ def test_a_buffer_that_is_too_small(emulator, name):
         ("takes no bias here", lambda s: _set_bias(s)),
     ],
 )
-def test_a_wrong_call(emulator, sentence, change):
+def test_a_wrong_call_is_refused(emulator, sentence, change):
     run = SplitRun(replace(SPLIT_CASES["pages"], soft_cap=0.5), emulator)
     split = run.call()
     change(split)
@@ -112,5 +113,5 @@ def _set_bias(split) -> None:
     split.call.bias, split.call.bias_kind = split.call.q, 1
 
 
-def test_the_struct_is_read_off_the_header(library):
+def test_the_struct_parsed_from_the_header_has_the_right_size(library):
     assert library.library.selftest_split_kv_size() == ctypes.sizeof(SplitKv)

@@ -1,4 +1,4 @@
-"""rocm_backend compiled against HIP's real headers, and what its sources must not contain."""
+"""rocm_backend compiles against HIP's real headers and contains no forbidden calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HIP = next(
 
 @pytest.mark.skipif(HIP is None, reason="needs HIP's headers (Debian: libamdhip64-dev)")
 @pytest.mark.parametrize("name", HANDLERS)
-def test_compiles_against_hip(name):
+def test_a_source_compiles_against_hip(name):
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler is not None
     includes = [jax.ffi.include_dir(), pybind11.get_include(), sysconfig.get_path("include")]
@@ -41,8 +41,8 @@ def test_compiles_against_hip(name):
     assert done.returncode == 0, done.stderr
 
 
-def test_handlers_allocate_and_wait_for_nothing():
-    """What a handler must not do, by the names of the calls that would do it."""
+def test_handlers_do_not_allocate_wait_or_abort():
+    """The names of calls that a handler must not make do not occur in its sources."""
     forbidden = ("hipMalloc", "hipFree", "Synchronize", "hipMemcpy", "abort(", "exit(", "throw ")
     for name in HANDLERS:
         text = (ROCM_BACKEND / f"{name}.cc").read_text()

@@ -1,8 +1,8 @@
-"""What commands print, as docs/cli.md shows it: each block begins with a command line behind a $.
+"""The outputs of commands in docs/cli.md: each block begins with $ and a command line.
 
 usage: JAX_PLATFORMS=cpu python -m tests.scripts.command_outputs
 
-That writes what they print here; test_command_outputs.py compares.
+This runs the commands and writes their outputs into the page. test_command_outputs.py compares.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ COLUMNS = "80"
 
 
 def blocks() -> list[tuple[str, str]]:
-    """(command line, what it prints) of each."""
+    """The (command line, output) of each block."""
     return [(x["line"], x["shown"]) for x in _BLOCK.finditer(PAGE.read_text("utf-8"))]
 
 
-def printed(line: str) -> str:
-    """What the command prints, in a pipe, in a folder with the page's calls.json alone."""
+def output_of(line: str) -> str:
+    """The output of a command, in a pipe and in a folder that holds only the page's calls.json."""
     words = shlex.split(line)
     count = words.index("attn-dispatch")
     environment = dict(x.split("=", 1) for x in words[:count])
@@ -53,13 +53,13 @@ def _empty_folder() -> Iterator[None]:
 
 
 def main() -> None:
-    def anew(block: re.Match[str]) -> str:
-        shown = printed(block["line"])
+    def updated(block: re.Match[str]) -> str:
+        shown = output_of(block["line"])
         for here, anywhere in ((sys.prefix, ".venv"), (str(Path.home()), "~")):
             shown = shown.replace(here, anywhere)
         return f"```console\n$ {block['line']}\n{shown}```"
 
-    PAGE.write_text(_BLOCK.sub(anew, PAGE.read_text("utf-8")), encoding="utf-8")
+    PAGE.write_text(_BLOCK.sub(updated, PAGE.read_text("utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Runs the cases of test_emulator.py on an NVIDIA GPU.
 
-`PYTHONPATH=dispatch python -m tests.scripts.emulator_on_nvidia [library]`; without a library, it
-is built, which needs nvcc.
+usage: PYTHONPATH=dispatch python -m tests.scripts.emulator_on_nvidia [LIBRARY]
+
+If no library is given, the script builds it with nvcc.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ARENA_BYTES = 1 << 30
 
 
 class OnGpu(Emulator):
-    """Waits for every call, so that the cases can read what it wrote."""
+    """The emulator in memory that a GPU reaches; it waits for every call to finish."""
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
@@ -50,10 +51,10 @@ def main() -> None:
     emulator = OnGpu(sys.argv[1] if len(sys.argv) > 1 else build.cuda_library())
     cases.place = emulator.place
     for name in cases.FORWARD_CASES:
-        test_emulator.test_forward(emulator, name)
+        test_emulator.test_the_forward_pass_agrees_with_the_reference(emulator, name)
     for name in cases.CASES:
-        test_emulator.test_backward(emulator, name)
-    test_emulator.test_sequences_without_keys_or_queries(emulator)
+        test_emulator.test_the_backward_pass_agrees_with_the_reference(emulator, name)
+    test_emulator.test_sequences_without_keys_or_queries_show_the_bugs_of_dev18(emulator)
     test_emulator.test_rows_hidden_by_bias_alone_are_nan(emulator)
     print(f"{len(cases.FORWARD_CASES)} forward and {len(cases.CASES)} backward")
 

@@ -1,10 +1,10 @@
-"""FlashAttention's custom calls, ours and dew-flash-attn's own, as lines of their modules.
+"""Comparison of FlashAttention's custom calls: ours, and those of the package dew-flash-attn.
 
 usage: python -m tests.scripts.flash_calls
 
-compares them where the package can be imported, and writes the grid to
-tests/flash/custom_calls.json, by which tests/flash/test_custom_calls.py checks ours without it. Its
-libraries are not loaded: its Python alone says what they are asked.
+The script needs the package. It compares the lines of the lowered modules and writes them to
+tests/flash/custom_calls.json, with which tests/flash/test_custom_calls.py checks ours without the
+package. The package's libraries are not loaded: its Python alone makes the calls.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ Facts = dict[str, Any]
 
 
 def drawn() -> Iterator[Facts]:
-    """Calls in the kernels' terms, for each arch some of every kind."""
-    dice = np.random.default_rng(_SEED)
+    """Drawn calls in the kernels' terms, with some of every kind for each arch."""
+    rng = np.random.default_rng(_SEED)
     for arch in MULTIPROCESSORS:
         for index in range(_DRAWS):
-            rows_q, rows_kv = (int(dice.choice([1, 7, 64, 129, 500, 2048])) for _ in range(2))
-            kv_heads = int(dice.choice([1, 2, 3, 8]))
-            window = (-1, -1) if index % 4 < 2 else tuple(map(int, dice.integers(-1, 300, 2)))
+            rows_q, rows_kv = (int(rng.choice([1, 7, 64, 129, 500, 2048])) for _ in range(2))
+            kv_heads = int(rng.choice([1, 2, 3, 8]))
+            window = (-1, -1) if index % 4 < 2 else tuple(map(int, rng.integers(-1, 300, 2)))
             is_packed, backward = bool(index % 2), bool(index // 2 % 2)
             widest = generation_of(arch).widest_on(arch, is_backward=backward)
             yield {
                 "arch": arch,
                 "backward": backward,
                 "is_packed": is_packed,
-                "dtype": str(dice.choice(["float16", "bfloat16"])),
-                "batch": 1 if is_packed else int(dice.choice([1, 2, 5])),
-                "sequences": int(dice.choice([1, 3, 16])) if is_packed else 0,
+                "dtype": str(rng.choice(["float16", "bfloat16"])),
+                "batch": 1 if is_packed else int(rng.choice([1, 2, 5])),
+                "sequences": int(rng.choice([1, 3, 16])) if is_packed else 0,
                 "rows_q": rows_q,
                 "rows_kv": rows_kv,
-                "longest_q": int(dice.integers(1, rows_q + 1)),
-                "longest_kv": int(dice.integers(1, rows_kv + 1)),
-                "num_heads": kv_heads * int(dice.choice([1, 2, 4])),
+                "longest_q": int(rng.integers(1, rows_q + 1)),
+                "longest_kv": int(rng.integers(1, rows_kv + 1)),
+                "num_heads": kv_heads * int(rng.choice([1, 2, 4])),
                 "num_kv_heads": kv_heads,
-                "head_dim": 8 * int(dice.integers(1, widest // 8 + 1)),
-                "is_causal": bool(dice.integers(2)) and window == (-1, -1),
+                "head_dim": 8 * int(rng.integers(1, widest // 8 + 1)),
+                "is_causal": bool(rng.integers(2)) and window == (-1, -1),
                 "window": window,
-                "scale": round(float(dice.uniform(0.01, 2)), 3),
+                "scale": round(float(rng.uniform(0.01, 2)), 3),
             }
 
 
 def call_of(facts: Facts) -> FlashCall:
-    own = {x: y for x, y in facts.items() if x not in ("arch", "window", "scale")}
+    shared = {x: y for x, y in facts.items() if x not in ("arch", "window", "scale")}
     left, right = facts["window"]
-    # Causality is a window to the right of 0 in ours; the package passes on what it was given.
+    # Our calls say causal by a right window of 0; the package passes its arguments on unchanged.
     return FlashCall(
-        **own,
+        **shared,
         gap=0,
         head_dim_v=facts["head_dim"],
         window_left=left,
@@ -80,7 +80,7 @@ def call_of(facts: Facts) -> FlashCall:
 
 
 def operands_of(call: FlashCall) -> tuple[list[jax.ShapeDtypeStruct], ...]:
-    """(out_grad,) query, key, value (, out), lse in the layout that passes.py has, and offsets."""
+    """([out_grad,] query, key, value [, out, lse]) in the layout of passes.py, and the offsets."""
     leading = [(rows,) if call.is_packed else (call.batch, rows)
                for rows in (call.rows_q, call.rows_kv)]  # fmt: skip
     heads = (call.num_heads, call.num_kv_heads)
@@ -110,8 +110,8 @@ def ours(facts: Facts) -> str:
 def theirs(package: ModuleType, facts: Facts) -> str:
     call = call_of(facts)
     arrays, offsets = operands_of(call)
-    is_three = "90" in facts["arch"]
-    if call.backward and call.is_packed and not is_three:
+    is_fa3 = "90" in facts["arch"]
+    if call.backward and call.is_packed and not is_fa3:
         by_sequence = (offsets_count(call) - 1, call.num_heads, call.longest_q)
         arrays[5] = jax.ShapeDtypeStruct(by_sequence, jnp.float32)
     run = package._backward if call.backward else package._forward
@@ -122,7 +122,7 @@ def theirs(package: ModuleType, facts: Facts) -> str:
         return run(*arrays, tuple(offsets) or None, longest, *options)
 
     with (
-        mock.patch.object(package, "_hopper", lambda: is_three),
+        mock.patch.object(package, "_hopper", lambda: is_fa3),
         mock.patch.object(package, "_multiprocessors", lambda: call.multiprocessors),
         mock.patch.object(package, "_registered", lambda: None),
     ):
@@ -130,7 +130,7 @@ def theirs(package: ModuleType, facts: Facts) -> str:
 
 
 def imported() -> ModuleType | None:
-    """The package's Python, without its libraries; None where it is not installed."""
+    """The package without its libraries; None if it is not installed."""
     try:
         with mock.patch.object(ctypes.cdll, "LoadLibrary", lambda path: _Library()):
             import dew_flash_attn
@@ -140,7 +140,7 @@ def imported() -> ModuleType | None:
 
 
 class _Library:
-    """Says which GPUs it is for, as the one that is not loaded would."""
+    """A stand-in for a library that reports its GPUs."""
 
     def __getattr__(self, name: str) -> Any:
         def report() -> bytes:
@@ -150,7 +150,7 @@ class _Library:
 
 
 def _line(run: Any, arrays: list[Any], offsets: list[Any]) -> str:
-    """The custom call of what is lowered for CUDA: its target, attributes and types."""
+    """The custom call of a function lowered for CUDA: its target, attributes and types."""
     traced = jax.jit(run).trace(arrays, offsets)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     (line,) = (x for x in text.splitlines() if "custom_call @" in x and "flash" in x)

@@ -1,8 +1,8 @@
-"""rocm_backend's handlers on an NVIDIA GPU, compiled against HIP's own headers for one.
+"""The handlers of rocm_backend on an NVIDIA GPU, compiled against HIP's headers for NVIDIA.
 
-The handlers' sources are those of AMD, with XLA's streams, and HIP's calls are CUDA's; AITER's part
-is the emulator's arithmetic in CUDA kernels. What runs is what a CPU cannot show: calls that only
-queue, memory that the host cannot read, and CUDA graphs.
+The handlers' sources are those for AMD, and XLA's streams are real. HIP's functions call CUDA's,
+and the emulator's arithmetic in CUDA kernels stands in for AITER. This tests what a CPU cannot:
+calls that only queue work, memory that the host cannot read, and CUDA graphs.
 
     pip install --no-deps --target build/cuda12 nvidia-cuda-runtime-cu12==12.9.79 \\
       nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-cccl-cu12==12.9.27 \\
@@ -10,10 +10,10 @@ queue, memory that the host cannot read, and CUDA graphs.
     PYTHONPATH=dispatch python -m tests.scripts.hip_on_nvidia build/cuda12 [FFI headers]
 
 builds the module for the Python that runs it and prints its path, for gpu/test_hip_on_nvidia.py.
-That needs nvcc 13, HIP's headers (Debian: libamdhip64-dev, of HIP 5.2) and no GPU. HIP 5.2's
-headers name what CUDA 13 no longer has, so the handlers see CUDA 12's; the two functions that they
-end up calling are the same in both. The FFI headers, `jaxlib/include`, had better be those of the
-oldest jaxlib: a module built with them runs with every newer one.
+The build needs nvcc 13 and HIP's headers (Debian: libamdhip64-dev, of HIP 5.2) but no GPU. HIP
+5.2's headers name functions that CUDA 13 has removed, so the handlers are compiled with CUDA 12's
+headers; the two functions that they call are the same in both. The FFI headers, `jaxlib/include`,
+should be those of the oldest jaxlib: a module built with them runs with every newer one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.support.emulator.native import Emulator
 from tests.support.repository import ROOT
 
 VARIABLE = "ATTN_DISPATCH_HIP_ON_NVIDIA"
-"""Names the module in the environment of a test run."""
+"""The environment variable that names the module in a test run."""
 
 
 def build_module(cuda12: Path | str, ffi_headers: Path | str | None = None) -> Path:
-    """The handlers and the emulator's CUDA kernels as one Python module.
+    """Build the handlers and the emulator's CUDA kernels as one Python module.
 
     `cuda12` is the folder into which pip has put CUDA 12's headers.
     """
@@ -72,9 +72,9 @@ def build_module(cuda12: Path | str, ffi_headers: Path | str | None = None) -> P
 
 @lru_cache
 def emulator(path: str) -> Emulator:
-    """The emulator in this module, behind custom calls that XLA's GPUs know from now on."""
+    """The emulator in this module. The first call registers its custom calls for XLA's GPUs."""
     path = str(Path(path).resolve())
-    jax.devices("cuda")  # what is registered before the platform is up comes in the wrong order
+    jax.devices("cuda")  # handlers are registered after the platform is up
     module = aiter_emulated.load_module(Path(path))
     for gfx in ("gfx942", "gfx950"):
         module.load_aiter(path, gfx)

@@ -1,9 +1,9 @@
-"""Writes the table of docs/integrations.md from what the tests find.
+"""Writes the table of docs/integrations.md from the results of the tests.
 
 usage: python -m tests.scripts.integrations_table [--print]
 
-Runs tests/integrations with the frameworks that are installed. A test says what it has found as a
-property `cell`: (framework, column, words).
+The script runs tests/integrations with the frameworks that are installed. A test records its result
+as a property `cell`: (framework, column, text).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ PACKAGES = {
     "Flax NNX": "flax", "Flax Linen": "flax", "Equinox": "equinox", "Haiku": "dm-haiku",
     "Keras 3": "keras", "Penzai": "penzai",
 }  # fmt: skip
-NONE_THERE = {
+ABSENT = {
     ("Equinox", "decode"), ("Haiku", "decode"), ("Keras 3", "decode"), ("Equinox", "sow"),
     ("Haiku", "sow"), ("Penzai", "sow"),
 }  # fmt: skip
-"""The columns whose feature a framework's own layer lacks."""
+"""The columns that a framework's layer does not have."""
 
 
 class Cells:
-    """A plugin of pytest's that keeps what tests that passed have recorded."""
+    """A pytest plugin that keeps the cells recorded by tests that passed."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], str] = {}
@@ -46,15 +46,15 @@ class Cells:
         if report.when == "call" and report.passed:
             for name, cell in report.user_properties:
                 if name == "cell":
-                    framework, column, words = cell
-                    self.found[framework, column] = words
+                    framework, column, text = cell
+                    self.found[framework, column] = text
 
 
 def table(cells: Cells) -> str:
     def cell(name: str, column: str) -> str:
-        if words := cells.found.get((name, column)):
-            return words
-        return "has none" if (name, column) in NONE_THERE else "not run"
+        if text := cells.found.get((name, column)):
+            return text
+        return "has none" if (name, column) in ABSENT else "not run"
 
     def versioned(name: str) -> str:
         try:
@@ -64,13 +64,13 @@ def table(cells: Cells) -> str:
 
     jax_version = importlib.metadata.version("jax")
     lines = [
-        "Each framework's own layer is compared with ours, with the same parameters, on XLA with "
-        f"JAX {jax_version} on a CPU,",
-        "in float32. Compared are values and all gradients (within 1e-5), ten steps of Adam, a "
-        "cache step by step, how often",
-        'the attention runs under a remat policy by the name "context", and a batch sharded over '
-        "four of eight devices. In",
-        "bfloat16 each of our layers lowers to cuDNN's kernels, forward and backward (sm90).",
+        "Each framework's layer and the same layer on our attention, with the same parameters,"
+        f" on XLA with JAX {jax_version} on a CPU, in float32:",
+        "values and all gradients within 1e-5; ten steps of SGD; decoding with a cache; how often"
+        " a remat policy by the",
+        'name "context" runs the attention; a batch sharded over four of eight devices. In bfloat16'
+        " each lowers to cuDNN's",
+        "kernels, forward and backward (sm90).",
         "",
         "| | " + " | ".join(COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",

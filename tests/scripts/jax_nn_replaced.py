@@ -1,11 +1,11 @@
-"""A pytest plugin for JAX's own tests: our call stands where `jax.nn.dot_product_attention` did.
+"""A pytest plugin for JAX's tests that replaces `jax.nn.dot_product_attention` by our call.
 
 With `--jax-nn=replaced` every call is ours. JAX's tests compute their references by the same
-function with `implementation=None`, so that compares ours with ours: it shows that our call takes
-and returns the same things. With `--jax-nn=reference` those calls stay jax.nn's, which shows that
-the values agree.
+function with `implementation=None`, so that our call is compared with itself: this shows that it
+takes the same arguments and returns results of the same kind. With `--jax-nn=reference` the calls
+for references stay jax.nn's, which shows that the values agree.
 
-A test that passes without a call of ours would prove nothing, and fails.
+A test that passes without calling our function would prove nothing, and is made to fail.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test module is imported."""
+    """Replace the function before any test module is imported."""
     _replace(keeps_references=config.getoption("--jax-nn") == "reference")
     _count_implementations()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What tests on an NVIDIA GPU know of jax.nn's cuDNN calls is made true of ours."""
+    """Adapt the helpers by which tests on an NVIDIA GPU recognise jax.nn's cuDNN calls."""
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         vars(module)["_check_cudnn_backend"] = _runs_on_cudnn
-    # They skip cuDNN on CUDA 13, where jax.nn's graph gets no plan. Ours does.
+    # The tests skip cuDNN on CUDA 13, where cuDNN has no plan for jax.nn's graph but one for ours.
     test_util.is_cuda_version_at_least = lambda *version: False
 
 

@@ -26,7 +26,7 @@ RESULTS = TESTS / "gpu/results"
 
 
 def kept(full: Report) -> dict[str, Any]:
-    """What is kept of a full report; it may be written as JSON."""
+    """The short form of a full report, as JSON values."""
     facts = full.to_json()
     del facts["outcomes"]
     families = {
@@ -44,17 +44,17 @@ def kept(full: Report) -> dict[str, Any]:
 
 
 def is_kept(facts: dict[str, Any]) -> bool:
-    """Whether a report, read as JSON, was shortened before."""
+    """Whether a report, read as JSON, is in its short form."""
     return "families" in facts
 
 
 def _share(worst: float) -> float | str:
-    # JSON knows no infinity: that is the share where a NaN is.
+    # JSON has no infinity, which is the share if a result is NaN.
     return round(worst, 4) if math.isfinite(worst) else str(worst)
 
 
 def keep(folder: Path, results: Path = RESULTS) -> None:
-    """Writes every JSON file of the folder into the results, full reports shortened."""
+    """Copy every JSON file of the folder into the results, full reports in their short form."""
     for path in sorted(folder.glob("*.json")):
         text = path.read_text()
         if path.name.startswith("verify-") and not is_kept(json.loads(text)):

@@ -1,10 +1,10 @@
-"""What a plain causal call enters of the package while JAX lowers it: files, functions and calls.
+"""Counts the files, functions and calls of the package that JAX enters to lower a causal call.
 
 usage: python -m tests.scripts.lowering_calls [--verbose] [--target NAME]
 
-The call is bfloat16, 2 rows of 1,024 tokens, 32 heads on 8 of 128 dims. Lines are printed for the
-first such call of a process, which finds libraries and begins a planning process, and for a later
-one of another length, whose plans are made all the same.
+The call is bfloat16, 2 rows of 1,024 tokens, 32 heads on 8 kv heads of 128 dims. The script prints
+a line for the first such call of a process, which finds libraries and starts a planning process,
+and one for a later call of another length, which is planned as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLATFORMS = {"sm90": "cuda", "gfx942": "rocm"}
 
 @dataclass(frozen=True)
 class Entered:
-    """How often each function of the package was called, by file and name."""
+    """The number of calls of each function of the package, by file and name."""
 
     calls: Counter[tuple[str, str]]
 
@@ -44,14 +44,14 @@ class Entered:
         return f"{len(self.files)} files, {len(self.calls)} functions, {self.calls.total()} calls"
 
     def by_file(self) -> str:
-        """A line for each file, those with the most calls first."""
+        """A line for each file, in the order of the number of calls."""
         totals: Counter[str] = Counter()
         for (file, _), number in self.calls.items():
             totals[file] += number
         lines = []
         for file, total in totals.most_common():
-            own = [f"{name} {n}" for (x, name), n in self.calls.most_common() if x == file]
-            lines.append(f"{total:5} {file}: {', '.join(own)}")
+            functions = [f"{name} {n}" for (x, name), n in self.calls.most_common() if x == file]
+            lines.append(f"{total:5} {file}: {', '.join(functions)}")
         return "\n".join(lines)
 
 
@@ -67,7 +67,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"forward": _attention, "training": _
 
 
 def entered(function: Callable[..., Any], length: int = 1024, target: str = "sm90") -> Entered:
-    """What lowering enters; tracing has been done before."""
+    """Count the calls made while a function is lowered, without those of tracing."""
     query = jax.ShapeDtypeStruct((2, length, 32, 128), jnp.bfloat16)
     key = jax.ShapeDtypeStruct((2, length, 8, 128), jnp.bfloat16)
     traced = jax.jit(function).trace(query, key, key)

@@ -1,10 +1,10 @@
-"""Writes the table of docs/meshes.md: what a sharded call costs, beside that of jax.nn.
+"""Writes the table of docs/meshes.md: the cost of sharded calls, ours and jax.nn's.
 
-Eight virtual devices on the CPU.
+It runs on eight virtual devices of the CPU.
 
 usage: python -m tests.scripts.mesh_table [--print]
 
-test_meshes.py has it print what it found, and compares the page with that.
+With --print it prints its results as JSON, which test_meshes.py compares with the page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support import mesh_model
 from tests.support.mesh_programs import (
     LAYOUTS,
     PROGRAMS,
-    Found,
+    Measurement,
     cells,
     in_shard_map,
     make_mesh,
@@ -46,24 +46,24 @@ _LETTERS = {
 }  # fmt: skip
 
 
-def found_of_jax_nn(program: Any, *args: Any) -> dict[str, Any]:
+def measured_jax_nn(program: Any, *args: Any) -> dict[str, Any]:
     if not program.in_jax_nn:
         return {"fails": "no"}
     try:
         return vars(measured(program, *args, jax.nn.dot_product_attention))
-    except Exception as error:  # whatever it is, it does not run there
+    except Exception as error:  # any error means that the call does not run
         return {"fails": type(error).__name__}
 
 
 def report() -> dict[str, Any]:
-    """Every cell's `Found`, ours and jax.nn's, and the losses of the model."""
+    """The measurements of ours and of jax.nn in every cell, and the losses of the model."""
     found: dict[str, Any] = {}
     for layout, name, kind in cells():
         (shape, spec), program = LAYOUTS[layout], PROGRAMS[name]
         mesh = make_mesh(shape, kind)
         found[f"{layout}|{name}|{kind}"] = {
             "ours": vars(measured(program, mesh, spec)),
-            "jax.nn": found_of_jax_nn(program, mesh, spec),
+            "jax.nn": measured_jax_nn(program, mesh, spec),
         }
     manual = {"all axes": {"x", "y"}, "x alone": {"x"}}
     for name in ("N 8, K 4", "N 8, K 2"):
@@ -71,7 +71,7 @@ def report() -> dict[str, Any]:
         for kind in ("Auto", "Explicit"):
             for which, axes in manual.items():
                 if len(axes) == 2 and program.kv_heads % 4:
-                    continue  # a shard_map cannot share out two kv heads to four devices
+                    continue  # a shard_map cannot split two kv heads over four devices
                 mesh = make_mesh((2, 4), kind)
                 found[f"shard_map over {which}|{name}|{kind}"] = {
                     "ours": vars(_in_shard_map(program, mesh, spec, axes)),
@@ -80,7 +80,7 @@ def report() -> dict[str, Any]:
     return {"cells": found, "losses": model_losses()}
 
 
-def _in_shard_map(program: Any, mesh: Any, spec: P, axes: set[str], **kwargs: Any) -> Found:
+def _in_shard_map(program: Any, mesh: Any, spec: P, axes: set[str], **kwargs: Any) -> Measurement:
     wrapped = in_shard_map(mesh, spec, program, axes)
     return measured(program, mesh, spec, wrapped=wrapped, **kwargs)
 
@@ -108,10 +108,10 @@ def model_losses() -> dict[str, list[float]]:
 
 
 def document(report: dict[str, Any]) -> str:
-    """The page with this table in place of the one between its markers."""
+    """The page with this table between its markers."""
     lines = ["| arrays sharded along | call | axes | ours | jax.nn |", "|---|---|---|---|---|"]
     for label, both in report["cells"].items():
-        ours, theirs = _said(both["ours"]), _said(both["jax.nn"])
+        ours, theirs = _cell(both["ours"]), _cell(both["jax.nn"])
         lines.append("| " + " | ".join([*label.split("|"), ours, theirs]) + " |")
     before, _, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -120,7 +120,7 @@ def document(report: dict[str, Any]) -> str:
     return "\n".join([f"{before}{BEGIN}", *lines, "", f"{END}{after}"])
 
 
-def _said(found: dict[str, Any]) -> str:
+def _cell(found: dict[str, Any]) -> str:
     if "fails" in found:
         return "no" if found["fails"] == "no" else "fails"
     counts = (f"{n} {_LETTERS[name]}" for name, n in found["collectives"].items())

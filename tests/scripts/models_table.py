@@ -1,8 +1,8 @@
-"""Writes docs/models.md: what runs the calls of real models, and which rewrites they take.
+"""Writes docs/models.md: the implementation that runs each model's calls, and their rewrites.
 
 usage: python -m tests.scripts.models_table
 
-It plans every call for six kinds of GPU with the installed cuDNN, without any of them: minutes.
+It plans every call for six kinds of GPU with the installed cuDNN. That takes minutes but no GPU.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import attn_dispatch
 from attn_dispatch.core.rewrites import REWRITES
-from attn_dispatch.core.select import Verdict
+from attn_dispatch.core.verdict import Verdict
 from tests.support.model_calls import MODEL_CALLS, ModelCall
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 SHOWN = {"sm90": "H100", "gfx942": "MI300X"}
 OTHERS = ("sm80", "sm100", "sm120", "gfx950")
 OURS = ("cudnn", "aiter", "xla")
-"""Without the implementations that packages bring."""
+"""The implementations that need no other package."""
 
 IN_PARTS = "in parts of the batch or of the heads, one after the other"
 _SIZE_OF_PARTS = re.compile(r"in parts of \d+ (batch row|head)s?, one after the other")
@@ -45,32 +45,32 @@ choices.
 
 @dataclass(frozen=True)
 class Run:
-    """What runs one direction of a call."""
+    """The implementation and rewrites that run one direction of a call."""
 
     implementation: str
     rewrites: tuple[str, ...]
 
 
 def _run(verdicts: Iterable[Verdict]) -> Run:
-    """The first verdict without a reason; XLA runs every call."""
+    """The first verdict without a reason, which exists since XLA runs every call."""
     verdict = next(x for x in verdicts if x.is_eligible)
     names = (_SIZE_OF_PARTS.sub(IN_PARTS, name) for name in verdict.rewrites)
     return Run(verdict.implementation, tuple(dict.fromkeys(names)))
 
 
 def runs(call: ModelCall, target: str) -> tuple[Run, ...]:
-    """What runs the forward pass of a call and, in training, its backward pass."""
+    """The runs of a call: its forward pass and, in training, its backward pass."""
     found = attn_dispatch.explain(**call.arguments, implementation=OURS, target=target)
     directions = (found.forward, found.backward) if call.is_training else (found.forward,)
     return tuple(map(_run, directions))
 
 
 Runs = Mapping[tuple[str, str], tuple[Run, ...]]
-"""By the call and the target."""
+"""The runs of each call, by the call's name and the target."""
 
 
 def row(call: ModelCall, by_target: Mapping[str, tuple[Run, ...]], numbers: list[str]) -> str:
-    """The line of a call, with the numbers of rewrites."""
+    """The table row of a call, with the numbers of its rewrites."""
     cells = [call.model, call.what, call.shapes]
     for target in SHOWN:
         directions = by_target[target]
@@ -95,7 +95,7 @@ def taken_on(found: Runs) -> dict[str, list[str]]:
 
 
 def document(found: Runs) -> str:
-    """The page."""
+    """The text of the page."""
     targets = taken_on(found)
     order = [*(x.name for x in REWRITES), IN_PARTS]
     numbers = [name for name in order if name in targets]

@@ -1,14 +1,13 @@
-"""Runs wrong implementations through drawn cases and asks whether the judge would notice.
+"""Runs wrong implementations on drawn cases and checks that the judge notices.
 
 usage: python -m tests.scripts.mutate_judge [--seed N] [--draws N] [--only GLOB]
                                                      [--jobs N] [--write]
 
-Every one of tests/wrong_implementations runs cases of `verify.draws`, or of
-`verify.serving_draws`, on the CPU, those in which its mistake can show, until one fails that
-the right implementation passes. What no case notices survives; the exit status says whether
-anything did.
+Each of tests/wrong_implementations runs cases of `verify.draws`, or of `verify.serving_draws`, on
+the CPU. Only cases in which its mistake can show are run, until one fails that the right
+implementation passes. A mistake that no case notices survives; the exit status is 1 if any does.
 
---write keeps in judged.json which case noticed which mistake: test_judge.py runs them again.
+--write stores the case that noticed each mistake in judged.json, which test_judge.py runs again.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ RECORD = TESTS / "wrong_implementations" / "judged.json"
 
 
 class OnCpu(Conformance):
-    """The suite as it judges XLA, under whatever name."""
+    """The suite as for XLA, for an implementation of any name."""
 
     def __init__(self, implementation: str) -> None:
         self.implementation = implementation
@@ -58,7 +57,7 @@ class OnCpu(Conformance):
 
 
 def failures(wrong: Wrong, case: Case) -> tuple[str, ...]:
-    """What the suite says against a wrong implementation in a case; empty if it notices nothing."""
+    """The suite's findings against a wrong implementation in a case; empty if there are none."""
     wrong.calls = 0
     with wrong.installed():
         outcome = OnCpu(wrong.name).check(case)
@@ -69,61 +68,61 @@ def failures(wrong: Wrong, case: Case) -> tuple[str, ...]:
 
 @lru_cache
 def failures_of_the_right_one(case: Case) -> tuple[str, ...]:
-    """What the suite says against XLA; empty as long as suite and XLA are right."""
+    """The suite's findings against XLA; empty as long as suite and XLA are right."""
     outcome = OnCpu("xla").check(case)
     assert outcome.status != "refused", outcome.reasons
     return outcome.failures
 
 
 @lru_cache
-def drawn(count: int, seed: int, *, of_serving: bool) -> list[Case]:
-    """That many small cases."""
-    examples = serving_examples if of_serving else draws.examples
+def drawn(count: int, seed: int, *, with_serving: bool) -> list[Case]:
+    """Draw `count` small cases."""
+    examples = serving_examples if with_serving else draws.examples
     return examples(count, seed, draws.SMALL)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one wrong implementation."""
+    """The result for one wrong implementation."""
 
     name: str
     tried: int
-    """Drawn cases that it ran."""
+    """The number of drawn cases that it ran."""
     case: Case | None = None
-    """The one that noticed; None if it survives."""
-    said: str = ""
+    """The case that noticed the mistake; None if it survives."""
+    message: str = ""
 
 
 def verdict_on(name: str, count: int, seed: int) -> Verdict:
-    """Draws until a case fails, or for as long as there are cases."""
+    """Run cases until one fails, or all of them."""
     wrong, tried = WRONG[name], 0
-    for case in drawn(count, seed, of_serving=name.startswith("serving/")):
+    for case in drawn(count, seed, with_serving=name.startswith("serving/")):
         if not wrong.applies_to(case):
             continue
         tried += 1
-        said = failures(wrong, case)
-        if said:
+        messages = failures(wrong, case)
+        if messages:
             others = failures_of_the_right_one(case)
             assert not others, f"the right implementation fails {case.to_json()}: {others}"
-            return Verdict(name, tried, case, said[0])
+            return Verdict(name, tried, case, messages[0])
     return Verdict(name, tried)
 
 
 def table(verdicts: list[Verdict]) -> rich.table.Table:
-    """A line for each, survivors last."""
-    found = rich.table.Table("wrong implementation", "cases run", "noticed by", "which says")
+    """A row for each verdict, survivors last."""
+    found = rich.table.Table("wrong implementation", "cases run", "noticed by", "message")
     for verdict in sorted(verdicts, key=lambda x: x.case is None):
         if verdict.case is None:
-            says = f"[red]{WRONG[verdict.name].says}"
-            found.add_row(verdict.name, str(verdict.tried), "[red]SURVIVES", says)
+            mistake = f"[red]{WRONG[verdict.name].description}"
+            found.add_row(verdict.name, str(verdict.tried), "[red]SURVIVES", mistake)
         else:
-            said = verdict.said.replace("[", r"\[")
-            found.add_row(verdict.name, str(verdict.tried), verdict.case.name, said)
+            message = verdict.message.replace("[", r"\[")
+            found.add_row(verdict.name, str(verdict.tried), verdict.case.name, message)
     return found
 
 
 def write(verdicts: list[Verdict]) -> None:
-    """Keeps the cases, and by whom each mistake was noticed."""
+    """Write the cases, and the name of the case that noticed each mistake."""
     cases = {x.case.name: x.case.to_json() for x in verdicts if x.case is not None}
     noticed = {x.name: x.case and x.case.name for x in verdicts}
     lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in cases.items()]
@@ -138,13 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--draws", type=int, default=200, help="default: %(default)s")
-    parser.add_argument("--only", metavar="GLOB", default="*", help="only those named like this")
+    parser.add_argument("--only", metavar="GLOB", default="*", help="only those whose names match")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help=f"keep the cases in {RECORD.name}")
     args = parser.parse_args()
     names = [name for name in WRONG if fnmatch.fnmatchcase(name, args.only)]
     if args.write and args.only != "*":
-        parser.error("--write keeps all of them: leave --only out")
+        parser.error("--write needs all of them: leave --only out")
 
     run = partial(verdict_on, count=args.draws, seed=args.seed)
     context = multiprocessing.get_context("spawn")

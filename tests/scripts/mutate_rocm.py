@@ -1,12 +1,12 @@
-"""Breaks rocm_backend's handlers in one place at a time and asks whether a test would notice.
+"""Breaks the handlers of rocm_backend in one place at a time and checks that a test notices.
 
 usage: python -m tests.scripts.mutate_rocm [PART OF A MUTATION'S NAME]
 
-Every assignment to a field of aiter_api.h's structs, and every zeroing of memory, is made to go
-wrong on demand: numbers by one, pointers by four bytes, flags turned. The cases of aiter_cases.py,
-and the same with 16-bit accumulation, run on the emulator until one of them fails, by the check
-that aiter/test_conformance.py makes. What none notices survives; the exit status says whether
-anything did.
+Every assignment to a field of aiter_api.h's structs, and every zeroing of memory, can be made
+wrong: numbers by one, pointers by four bytes, flags inverted. The cases of aiter_cases.py, and the
+cases with 16-bit atomics, run on the emulator until one of them fails the check of
+aiter/test_conformance.py. A mutation that no case notices survives; the exit status is 1 if any
+does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.aiter_check import Check, sixteen_bit_atomics
 from tests.support.emulator import build
 
 _HEADER = """\
-// The mutation that is on; the others leave their value alone.
+// The number of the mutation that is on; the others do not change their values.
 #pragma once
 #include <type_traits>
 inline int mutation = -1;
@@ -59,7 +59,7 @@ _ZEROED = re.compile(r"fill_bytes\((call\.(\w+)), 0,")
 
 
 def mutated_sources(folder: Path) -> list[str]:
-    """Writes the handlers with every mutation in them; returns the mutations' names by number."""
+    """Write the handlers with every mutation in them; return the mutations' names by number."""
     names: list[str] = []
 
     def wrap_value(found: re.Match[str]) -> str:
@@ -77,8 +77,8 @@ def mutated_sources(folder: Path) -> list[str]:
     for path in (folder / f"{x}.cc" for x in (*_STRUCTS, "handlers")):
         text = _ZEROED.sub(wrap_zero, _ASSIGNED.sub(wrap_value, path.read_text()))
         path.write_text('#include "mutated.h"\n' + text)
-    # What the attributes say is decoded when a program is compiled, which the mutations are not
-    # there for: they are made where it is taken over.
+    # Attributes are decoded when a program is compiled, before any mutation is on. So their
+    # mutations are placed where the decoded values are copied.
     fields = re.findall(r"site\.call\.(\w+) =", (folder / "call_site.cc").read_text())
     for path in (folder / f"{x}.cc" for x in _STRUCTS):
         changes = []
@@ -101,7 +101,7 @@ def notices(check: Check) -> bool:
         errors = check.errors()
     except jax.errors.JaxRuntimeError:
         return True
-    return not all(x <= 1 for x in errors.values()) or bool(check.asked_otherwise())
+    return not all(x <= 1 for x in errors.values()) or bool(check.differences_from_judge())
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def main() -> None:
     set_mutation: Callable[[int], None] = ctypes.CDLL(str(path)).set_mutation
 
     checks: list[tuple[str, Check]] = []
-    # The gradient of key is judged by what delta its kernel is given, which `Check` does not do.
+    # The gradient of key must be judged by the delta that its kernel gets, which `Check` does not.
     cases = [x for x in CASES_BY_GFX if x[0].name != "large_scores"]
     for case, gfx in rich.progress.track(cases, "compiling the cases"):
         emulator.set_arch(gfx)

@@ -1,7 +1,7 @@
-"""Plans every call of plan_cases.py with one cuDNN; as a script, printing a JSON line for each.
+"""Plans every call of plan_cases.py with one cuDNN. As a script it prints a JSON line for each.
 
-One process speaks to one cuDNN, so each version has a process of its own: ATTN_DISPATCH_CUDNN names
-the library. A process that cuDNN ends is followed by one that plans what is left.
+A process can load one cuDNN, which ATTN_DISPATCH_CUDNN names, so that each version is planned in
+another process. If cuDNN ends a process, the next process plans the remaining calls.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from tests.support.plan_cases import CASES, cells_of
 from tests.support.repository import environment
 
 INSTALLED = "installed"
-"""The cuDNN that JAX would use."""
+"""Stands for the cuDNN that JAX would use."""
 
-_MOST_CRASHES = 8
+_MAX_CRASHES = 8
 
 Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of one call on one kind of GPU."""
+    """The plan of one call on one kind of GPU, or the reasons against it."""
 
     reasons: tuple[str, ...] = ()
-    """Why it is not planned."""
+    """The reasons why the call is not planned."""
     engine: str = ""
     workspace_bytes: int = -1
     crash: str = ""
-    """How the process ended that was to plan it."""
+    """How the planning process ended, if it crashed."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What one cuDNN makes of everything."""
+    """The cells of all calls with one cuDNN."""
 
     version: int
     path: str
@@ -55,12 +55,12 @@ class Matrix:
 
     @property
     def version_text(self) -> str:
-        """Without the patch, which changes no refusal."""
+        """The version without its patch number, which changes no refusal."""
         return f"{self.version // 10000}.{self.version // 100 % 100}"
 
 
 class Planning:
-    """Processes that plan with one cuDNN, one after the other; the first is started at once."""
+    """Successive processes that plan with one cuDNN; the constructor starts the first."""
 
     def __init__(
         self, library: str = INSTALLED, script: Path = Path(__file__), part: int | None = None
@@ -72,7 +72,7 @@ class Planning:
         self._start()
 
     def matrix(self) -> Matrix:
-        """Waits until everything is planned."""
+        """Wait until everything is planned, and return the cells."""
         cells: list[Cell] = []
         crashes = 0
         while True:
@@ -85,7 +85,7 @@ class Planning:
                 matrix = Matrix(version, path, dict(zip(self.keys, cells, strict=True)))
                 return replace(matrix, cells=_without_patch(matrix))
             crashes += 1
-            if crashes > _MOST_CRASHES or len(cells) == len(self.keys):
+            if crashes > _MAX_CRASHES or len(cells) == len(self.keys):
                 raise RuntimeError(
                     f"planning ended {crashes} times, at last with {code}:\n{errors}"
                 )
@@ -93,7 +93,7 @@ class Planning:
             self._start(skip=len(cells))
 
     def stop(self) -> None:
-        """Ends what still runs."""
+        """End the process if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -106,7 +106,7 @@ class Planning:
         )  # fmt: skip
 
     def _finish(self) -> tuple[int, list[Any], str]:
-        """The exit code, every whole line, and what was said on stderr."""
+        """Wait for the process; return its exit code, complete lines and standard error."""
         _, errors = self._process.communicate()
         with self._out as out:
             out.seek(0)
@@ -120,7 +120,7 @@ def _without_patch(matrix: Matrix) -> dict[Key, Cell]:
 
     def named(cell: Cell) -> Cell:
         reasons = (re.sub(names, matrix.version_text, reason) for reason in cell.reasons)
-        # Nor does the line of a mod that a reason names.
+        # The source line of a mod in a reason is left out as well.
         reasons = (re.sub(r" \(at \S+\)", "", reason) for reason in reasons)
         return replace(cell, reasons=tuple(reasons))
 

@@ -1,15 +1,14 @@
-"""How many drawn calls each vendor's implementation refuses, and for which reasons.
+"""Counts the drawn calls that each vendor's implementation refuses, by their reasons.
 
 usage: python -m tests.scripts.refusals [--draws N] [--seed N] [--targets sm90,gfx942]
                                                  [--as-they-are] [--mods] [--names]
                                                  [--out FOLDER]
 
-No GPU is needed: cuDNN plans every call here. A call counts as refused, as in `attn-dispatch
-verify`, where its forward pass does not run on the vendor's kernels, and as half-refused where its
-backward pass, of the gradients that are wanted, does not. The reasons are what is left once the
-rewrites have done what they can. Calls with a score_mod or a mask_mod are passed over, unless
---mods is given: --draws says how many count. --out keeps each target's counts as JSON, as in
-tests/results.
+No GPU is needed: cuDNN plans every call here. As in `attn-dispatch verify`, a call counts as
+refused if its forward pass does not run on the vendor's kernels. A backward pass alone is counted
+separately if the wanted gradients do not run there. The reasons are those left after the rewrites.
+Calls with a score_mod or a mask_mod are skipped, and not counted by --draws, unless --mods is
+given. --out writes each target's counts as JSON, as in tests/results.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ TARGETS = ("sm90", "sm80", "sm120", "gfx942")
 
 @dataclass
 class Count:
-    """What one target refuses of the drawn calls."""
+    """The drawn calls that one target refuses."""
 
     calls: int = 0
     refused: list[Case] = field(default_factory=list)
     forward: int = 0
-    """Calls of which no part runs there."""
+    """The number of calls whose forward pass does not run on the target's kernels."""
     backward: int = 0
-    """Calls of which the forward pass alone does."""
+    """The number of calls whose forward pass alone runs on the target's kernels."""
     later: int = 0
-    """Calls that run there, or not, as is decided when they run: those with a float32 bias."""
+    """The number of calls that decide at run time, by the values of a float32 bias."""
     reasons: Counter[str] = field(default_factory=Counter)
     alone: Counter[str] = field(default_factory=Counter)
-    """Of calls that have one reason against them: what it would take to run those."""
+    """The reasons of calls that have only one."""
 
     def lines(self) -> Iterator[str]:
-        """A summary, then each reason: of how many calls it is one, and of how many the only."""
+        """A summary, then each reason with the calls that have it, and those that have it alone."""
         forward, backward = (100 * x / max(self.calls, 1) for x in (self.forward, self.backward))
         yield (
             f"of {self.calls}: refused {self.forward} ({forward:.1f} %), "
@@ -64,7 +63,7 @@ class Count:
             yield f"  {count:4} ({self.alone[reason]:3} alone)  {reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """The same, for a file."""
+        """The counts as JSON values."""
         return {
             "calls": self.calls,
             "refused": self.forward,
@@ -78,7 +77,7 @@ class Count:
 
 
 def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
-    """The first so many calls of a seed, without those that have mods unless they are wanted."""
+    """The first `count` calls of a seed, without calls that have mods unless `mods` is true."""
     cases = draws.examples(2 * count, seed)  # a quarter of them have mods
     return [x for x in cases if mods or not (x.score_mod or x.mask_mod)][:count]
 
@@ -86,7 +85,7 @@ def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
 def variants_of(case: Case) -> list[AttentionSpec]:
     """The forward call of a case and, where gradients are wanted, the backward call."""
     operands = case.avals()
-    # As verify/calls.py asks for it, and primitive.py: a residual where gradients are wanted.
+    # As in verify/calls.py and primitive.py, lse is a residual if gradients are wanted.
     needs_lse = bool(case.gradients) or case.lse_grad or case.needs_max
     forward = case.forward_options(needs_lse=needs_lse)
     if not case.gradients:
@@ -98,19 +97,19 @@ def variants_of(case: Case) -> list[AttentionSpec]:
 
 
 def count(cases: list[Case], device: Device) -> Count:
-    """Asks this device's implementation about every call."""
+    """Count the calls that the device's implementation refuses."""
     (implementation,) = (x for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
     result = Count()
     for case in cases:
-        considered = [
+        checked = [
             select.reasons_and_chain(implementation, spec, device) for spec in variants_of(case)
         ]
-        against = [bool(reasons) for reasons, _ in considered]
-        why = {_general(reason) for _, chain in considered for reason in chain.reasons}
+        against = [bool(reasons) for reasons, _ in checked]
+        why = {_general(reason) for _, chain in checked for reason in chain.reasons}
         result.calls += 1
         result.forward += against[0]
         result.backward += against[-1] and not against[0]
-        result.later += considered[0][1].may_fall_back and not against[0]
+        result.later += checked[0][1].may_fall_back and not against[0]
         result.reasons.update(why)
         if any(against):
             result.refused.append(case)
@@ -120,13 +119,13 @@ def count(cases: list[Case], device: Device) -> Count:
 
 
 def _general(reason: str) -> str:
-    """The reason without what it says of one call."""
+    """The reason without the numbers of one call."""
     reason = re.sub(r"\(cuDNN [\d.]+\)$", "", reason)
     return re.sub(r"\d[\d,.]*", "#", reason)[:160]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What is refused of drawn calls?")
+    parser = argparse.ArgumentParser(description="Count the drawn calls that are refused.")
     parser.add_argument("--seed", type=int, default=20261122)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--targets", default=",".join(TARGETS))

@@ -1,8 +1,7 @@
-"""The tables of docs/proof.md and docs/proof/*.md: reports of `attn-dispatch verify` that are kept
-in tests/gpu/results.
+"""Writes the tables of docs/proof.md and a page docs/proof/VERSION.md for each version of cuDNN,
+from the reports of `attn-dispatch verify` in tests/gpu/results.
 
 usage: python -m tests.scripts.reports_table
-writes the tables, and a page for each version of cuDNN.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _AND_NAMED = {"": "", "found/*": "", "cache/*": ", and named ones of serving"}
 
 @dataclass(frozen=True)
 class Kept:
-    """One report of the folder."""
+    """One kept report."""
 
     name: str
     facts: dict[str, Any]
@@ -41,7 +40,7 @@ class Kept:
 
     @property
     def version(self) -> str:
-        """The release of cuDNN that was there, such as 9.19."""
+        """The release of cuDNN that ran, such as 9.19."""
         return self.environment["cudnn"].rpartition(".")[0]
 
     @property
@@ -58,7 +57,7 @@ class Kept:
 
     @property
     def kind(self) -> str:
-        """How the calls of the run were drawn."""
+        """The kind of calls that the run drew."""
         if self.options.get("serving"):
             return "of serving"
         kind = "each rewritten" if self.options.get("each_rewrite") else "as they come"
@@ -70,7 +69,7 @@ class Kept:
         return counts["failed"] + counts["crashed"]
 
     def link(self, up: str) -> str:
-        """The seed, as a link from a page that is so far below the repository's root."""
+        """The seed as a link. `up` leads from the page to the repository's root."""
         return f"[{self.options['seed']}]({up}tests/gpu/results/{self.name})"
 
 
@@ -138,7 +137,7 @@ def _row(x: Kept) -> list[str]:
 
 
 def pages(text: str) -> Iterator[tuple[Path, str]]:
-    """Every page with today's tables; text is that of docs/proof.md."""
+    """Every page with its table, from the text of docs/proof.md."""
     kept = reports()
     before, _, rest = text.partition(_BEFORE)
     yield PAGE, before + _BEFORE + totals(kept) + _AFTER + rest.partition(_AFTER)[2]

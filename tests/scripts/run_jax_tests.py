@@ -1,16 +1,16 @@
-"""JAX's own tests of `jax.nn.dot_product_attention`, with our call in its place.
+"""Runs JAX's tests of `jax.nn.dot_product_attention` with our call in its place.
 
     python -m tests.scripts.run_jax_tests --source jax         # a checkout of JAX
     python -m tests.scripts.run_jax_tests --fetch build/jax    # or clone the installed version's
 
---out FOLDER keeps the counts as JSON.
+--out FOLDER writes the counts as JSON.
 
-Neither JAX's wheel nor its sdist has tests; a checkout has them. They run with the JAX that is
-installed, which should be of the checkout's version; beyond JAX they need absl-py and pytest.
+Only a checkout of JAX has tests, neither its wheel nor its sdist. They run with the installed JAX,
+which should have the checkout's version; beyond JAX they need absl-py and pytest.
 
-What runs is every test of tests/nn_test.py that calls the function. None is left out; those that
-ask for cuDNN skip themselves where there is no NVIDIA GPU. tests/fused_attention_stablehlo_test.py
-is not about this function but about a private one below it, with arguments of its own.
+The script runs every test of tests/nn_test.py that calls the function. Tests of cuDNN skip
+themselves without an NVIDIA GPU. tests/fused_attention_stablehlo_test.py does not run: it tests a
+private function with other arguments.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _SELECTED = "DotProductAttention"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run of JAX's tests ended."""
+    """The result of one run of JAX's tests."""
 
     passed: int
     failed: int
     skipped: Counter[str]
-    """How many, by reason."""
+    """The number of skipped tests, by reason."""
     text: str
-    """What pytest printed."""
+    """The output of pytest."""
 
     def __str__(self) -> str:
         reasons = "".join(f"\n    skipped {n}: {reason}" for reason, n in self.skipped.items())
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def run(source: Path, mode: str) -> Outcome:
-    """Run the tests of a checkout of JAX, in a process of their own.
+    """Run the tests of a checkout of JAX in a new process.
 
     Args:
       source: the checkout.
@@ -67,7 +67,7 @@ def run(source: Path, mode: str) -> Outcome:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
-        # JAX's tests make warnings errors. Which implementation ran is printed.
+        # JAX's tests make warnings errors. The plugin prints which implementation ran.
         "ATTN_DISPATCH_FALLBACK": "silent",
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -93,10 +93,10 @@ def _outcome(report: ElementTree.Element, text: str) -> Outcome:
 
 
 def fetch(folder: Path) -> None:
-    """Clone what is needed of the installed JAX's sources, unless the folder is there already.
+    """Clone the needed sources of the installed JAX, unless the folder exists.
 
     Raises:
-      subprocess.SubprocessError: git could not, and has printed why.
+      subprocess.SubprocessError: git has failed, and has printed the reason.
     """
     if folder.exists():
         return
@@ -113,13 +113,13 @@ def fetch(folder: Path) -> None:
 
 
 def installed_source() -> Path | None:
-    """The checkout that JAX is installed from, if it is one (`pip install --editable`)."""
+    """The checkout that JAX is installed from by `pip install --editable`, if there is one."""
     source = Path(jax.__file__).parents[1]
     return source if (source / TESTS).is_file() else None
 
 
 def save(outcomes: dict[str, Outcome], source: Path, folder: Path) -> None:
-    """Keep how each mode ended, and which tests these were."""
+    """Write the counts of each mode, and the hash of the tests."""
     facts = environment()
     counts = {
         mode: {"passed": x.passed, "failed": x.failed, "skipped": x.skipped}
@@ -133,13 +133,13 @@ def save(outcomes: dict[str, Outcome], source: Path, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Run JAX's own tests of dot_product_attention on this library's."
+        description="Run JAX's tests of dot_product_attention with this library's call."
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--source", type=Path, help="a checkout of JAX")
     where.add_argument("--fetch", type=Path, metavar="FOLDER", help="clone JAX's sources into it")
-    parser.add_argument("--only-fetch", action="store_true", help="clone, and run nothing")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to keep the counts")
+    parser.add_argument("--only-fetch", action="store_true", help="clone without running tests")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write the counts")
     arguments = parser.parse_args()
     source = arguments.fetch or arguments.source or installed_source()
     if arguments.fetch:

@@ -1,14 +1,14 @@
-"""What every case is lowered to on each platform, and why: whether a change left it as it was.
+"""Compares the lowered programs and verdicts of cases before and after a change.
 
 usage: python -m tests.scripts.sameness FOLDER [--cases GLOB] [--random N] [--seed N]
        python -m tests.scripts.sameness FOLDER --against EARLIER_FOLDER
        python -m tests.scripts.sameness FOLDER --digests
 
-The first writes one file for each case: the lowered program of its forward and backward pass, and
-the verdict of every implementation on every call of it, for an H100, an MI300X and the CPU. The
-second names what differs; programs must not, and verdicts may in their wording alone. The third
-writes the digests of the programs of all named cases to tests/results/lowered-JAX_VERSION.json,
-which tests compare with.
+The first form writes one file for each case: the lowered program of its forward and backward pass,
+and the verdict of every implementation on each of its calls, for an H100, an MI300X and the CPU.
+The second form prints the differences between two folders: programs must be equal, and verdicts may
+differ only in wording. The third form writes the digests of the programs of all named cases to
+tests/results/lowered-JAX_VERSION.json, which a test compares.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 import attn_dispatch
-from attn_dispatch.core import select
+from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.devices.target import device_for
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.calls import CaseProgram, specs_in
@@ -43,8 +43,8 @@ SCRATCH = re.compile(r"tensor<\d+xui8>")
 TARGETS = {"sm90": "cuda", "gfx942": "rocm", "cpu": "cpu"}
 
 
-def made_of(case: Case, target: str) -> dict[str, Any]:
-    """The lowered program of a case, and the verdicts on its calls; or why there is no program."""
+def lowered_case(case: Case, target: str) -> dict[str, Any]:
+    """The lowered program of a case, or the error of lowering it, and the verdicts on its calls."""
     operands = case.operands() | ({} if case.inference else case.cotangents())
     gradients = () if case.inference else case.gradients
     platform = TARGETS[target]
@@ -67,15 +67,15 @@ def made_of(case: Case, target: str) -> dict[str, Any]:
                 "scratch_bytes": x.scratch_bytes, "limit": x.limit,
             }
             for spec in specs_in(traced.jaxpr)
-            for x in select.verdicts(spec, device_for(platform))
+            for x in verdicts_on(spec, device_for(platform))
         ]  # fmt: skip
     return {"program": program, "verdicts": verdicts}
 
 
 def digest(program: str) -> str:
-    """A short hash of a lowered program, the same whatever scratch memory a cuDNN version takes.
+    """A short hash of a lowered program that does not depend on the size of cuDNN's scratch memory.
 
-    "refused" for a call that nothing runs, however the reasons are worded.
+    It is "refused" for a call that nothing runs, whatever the reasons.
     """
     if program.startswith("NotImplementedError"):
         return "refused"
@@ -87,7 +87,7 @@ def digests_file() -> Path:
 
 
 def write_digests(folder: Path) -> None:
-    """One line for each named case that has a program in `folder`."""
+    """Write one line for each named case that has a program in `folder`."""
     found = {
         case.name: {target: digest(x["program"]) for target, x in read(file).items()}
         for case in sorted(CASES, key=lambda x: x.name)
@@ -103,13 +103,13 @@ def file_of(folder: Path, case: Case) -> Path:
 
 
 def write(folder: Path, cases: Iterable[Case]) -> None:
-    """A file for each case that has none yet, so that what was cut off can go on."""
+    """Write a file for each case that has none, so that an interrupted run can continue."""
     folder.mkdir(parents=True, exist_ok=True)
     for i, case in enumerate(cases):
         file = file_of(folder, case)
         if case.transform == "eager" or file.exists():
             continue
-        found = {target: made_of(case, target) for target in TARGETS}
+        found = {target: lowered_case(case, target) for target in TARGETS}
         partial = file.with_suffix(".partial")
         partial.write_bytes(gzip.compress(json.dumps(found).encode(), 1))
         partial.rename(file)
@@ -122,14 +122,14 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def compare(folder: Path, earlier: Path) -> bool:
-    """Whether the programs are the same; prints what is not."""
+    """Whether the programs are the same. Prints the differences."""
     names = sorted({x.name for y in (folder, earlier) for x in y.glob("*.json.gz")})
     if not names:
         sys.exit(f"neither {folder} nor {earlier} has cases")
     is_same, worded = True, 0
     for name in names:
         if not ((folder / name).exists() and (earlier / name).exists()):
-            print(f"{name}: in one folder alone")
+            print(f"{name}: only in one folder")
             is_same = False
             continue
         now, before = read(folder / name), read(earlier / name)

@@ -1,13 +1,13 @@
 """Build the C++ with sanitizers and run tests on it: `make sanitize`, or `make sanitize-quick`.
 
-AddressSanitizer and UndefinedBehaviorSanitizer: the CUDA library under the tests that plan, the
-handlers for AMD and the emulator under theirs, the fuzz tests on both. ThreadSanitizer: the caches,
-CudnnScope, and eight threads that load, plan and end (tests/cuda_backend). cuDNN and Python
-are not instrumented, so leaks are not looked for: CPython keeps what it allocates at import.
+AddressSanitizer and UndefinedBehaviorSanitizer cover the CUDA library in the tests that plan, the
+handlers for AMD and the emulator in their tests, and both in the fuzz tests. ThreadSanitizer covers
+the caches, CudnnScope, and eight threads that load, plan and end (tests/cuda_backend). cuDNN and
+Python are not instrumented, and leaks are not reported: CPython keeps what it allocates at import.
 
 usage: python -m tests.scripts.sanitize [--quick] [--write]
 
-Exits with 1 if anything was found. --write puts a summary into tests/results/sanitize.md.
+The exit status is 1 if anything was found. --write puts a summary into tests/results/sanitize.md.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ COMMON_BACKEND = ROOT / "common_backend"
 FOLDER = ROOT / "build" / "sanitize"
 REPORT = TESTS / "results" / "sanitize.md"
 SITE = TESTS / "scripts" / "sanitized"
-"""On the path of every process that runs tests of the CUDA library."""
+"""A folder on the Python path of every process that runs tests of the CUDA library."""
 
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 COMMON = ("-g1", "-fno-omit-frame-pointer")
 THREAD = ("-fsanitize=thread",)
 
-LONGEST_STEP = 3600.0
-"""Seconds; then the step has failed."""
+STEP_SECONDS = 3600.0
+"""The time limit of a step, after which it has failed."""
 
 NEEDS_XLA_OR_PYTHON = (
     "module.cc", "handlers.cc", "ffi_attributes.cc", "python_attributes.cc",
     "clear_rows_handler.cc",
 )  # fmt: skip
-"""What the program for ThreadSanitizer does without."""
+"""Sources that the program for ThreadSanitizer leaves out."""
 
 WITH_FRONTEND = ("plan.cc", "plan_line.cc", "graph.cc", "engine.cc")
-"""Compiled as one: each of them includes the 40,000 lines of cudnn-frontend."""
+"""Sources compiled as one, since each includes the 40,000 lines of cudnn-frontend."""
 
 
 @dataclass(frozen=True)
 class Tests:
-    """Tests of one library: what of them is quick, and all."""
+    """The tests of one library: the quick ones, and the rest."""
 
     name: str
     quick: tuple[str, ...]
     rest: tuple[str, ...]
     without: str = ""
-    quick_draws: int = 0  # as many as each test names, to find what it asks for
+    quick_draws: int = 0  # 0: the number that each test names
     draws: int = 2000
 
 
@@ -71,10 +71,11 @@ CUDA = Tests(
     ("cuda_backend/test_process_life.py::test_exit_with_a_thread_that_does_not_come_back",
      "cuda_backend/test_process_life.py::test_the_thread_that_ends_the_process_may_still_plan",
      "cuda_backend/test_process_life.py::test_fork_before_anything_was_planned",
-     "cudnn/test_plan_store.py", "cudnn/test_planning_process.py", "cudnn/test_engines.py",
+     "cudnn/test_plan_store.py", "cudnn/test_planning_process.py",
+     "cudnn/test_planner_failures.py", "cudnn/test_engines.py",
      "cuda_backend/test_known_bad.py", "core/test_threads.py"),
-    # AddressSanitizer takes SIGSEGV itself, and that test looks for what it says otherwise.
-    without="test_a_crash_is_a_refusal_of_its_call_alone",
+    # AddressSanitizer handles SIGSEGV itself, whose message that test expects.
+    without="test_crash_refuses_its_call_only",
 )  # fmt: skip
 ROCM = Tests(
     "AMD handlers and emulator",
@@ -99,22 +100,22 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     FOLDER.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    # The longest compilation keeps one core busy; the rest has the other one meanwhile.
+    # The longest compilation keeps one core busy; the other core does the rest.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        cuda = pool.submit(taken, cuda_tests, quick=chosen.quick)
+        cuda = pool.submit(outcomes_of, cuda_tests, quick=chosen.quick)
         others = [
-            pool.submit(taken, rocm_tests, quick=chosen.quick),
-            pool.submit(taken, thread_checks),
+            pool.submit(outcomes_of, rocm_tests, quick=chosen.quick),
+            pool.submit(outcomes_of, thread_checks),
         ]
         outcomes = [outcome for steps in (cuda, *others) for outcome in steps.result()]
         if not chosen.quick:
-            outcomes += taken(planning_threads)
+            outcomes += outcomes_of(planning_threads)
     if chosen.write:
         REPORT.write_text(summary(outcomes, time.monotonic() - began, quick=chosen.quick))
     sys.exit(not all(outcome.passed for outcome in outcomes))
 
 
-def taken(steps: Callable[..., Iterable[Outcome]], **how: bool) -> list[Outcome]:
+def outcomes_of(steps: Callable[..., Iterable[Outcome]], **how: bool) -> list[Outcome]:
     outcomes = []
     for outcome in steps(**how):
         print(f"{outcome.step}: {outcome.result}, {outcome.seconds:.0f} s", flush=True)
@@ -143,12 +144,12 @@ def thread_checks() -> Iterable[Outcome]:
 
 
 def planning_threads() -> Iterable[Outcome]:
-    """With the stand-ins that the build of the CUDA library has made."""
+    """Check threads that plan, with the stand-ins that the build of the CUDA library made."""
     checks = TESTS / "cuda_backend"
     unity = FOLDER / "with_frontend.cc"
     unity.write_text("".join(f'#include "{BACKEND / name}"\n' for name in WITH_FRONTEND))
-    apart = {*WITH_FRONTEND, *NEEDS_XLA_OR_PYTHON}
-    sources = [unity, *(x for x in sorted(BACKEND.glob("*.cc")) if x.name not in apart)]
+    excluded = {*WITH_FRONTEND, *NEEDS_XLA_OR_PYTHON}
+    sources = [unity, *(x for x in sorted(BACKEND.glob("*.cc")) if x.name not in excluded)]
     found = [sys.executable, str(BACKEND / "find_headers.py")]
     headers = subprocess.run(found, capture_output=True, text=True, check=True).stdout.split("\n")
     flags = [f"-isystem{x}" for x in headers if x]
@@ -181,7 +182,7 @@ def pytest(tests: Tests, *, quick: bool, **environment: str) -> Outcome:
         chosen += [f"{x}::{test}" if test else str(x) for x in sorted(TESTS.glob(file))]
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "-p", "no:cacheprovider"]
     command += [f"-knot {tests.without}"] * bool(tests.without) + chosen
-    # An exception that is thrown is looked for in the C++ library before that is loaded.
+    # The sanitizer looks up how to throw exceptions when it starts, so libstdc++ is preloaded too.
     preloaded = " ".join(_runtime(x) for x in ("libasan.so", "libstdc++.so.6"))
     before = os.environ.get("PYTHONPATH")
     return run(
@@ -198,17 +199,17 @@ def pytest(tests: Tests, *, quick: bool, **environment: str) -> Outcome:
 
 
 def run(step: str, commands: list[list[str]], **environment: str) -> Outcome:
-    """The commands one after the other, until one fails; the last one's output says how it went."""
+    """Run commands one after the other until one fails. The last one's output gives the counts."""
     began, text, passed = time.monotonic(), "", True
     for command in commands:
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=os.environ | environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LONGEST_STEP,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=STEP_SECONDS,
             )  # fmt: skip
             text, passed = done.stdout, done.returncode == 0
         except subprocess.TimeoutExpired:
-            text, passed = f"not in {LONGEST_STEP:g} s", False
+            text, passed = f"not in {STEP_SECONDS:g} s", False
         if not passed:
             print(text, flush=True)
             break
@@ -218,9 +219,9 @@ def run(step: str, commands: list[list[str]], **environment: str) -> Outcome:
 
 
 def summary(outcomes: list[Outcome], seconds: float, *, quick: bool) -> str:
-    """The page of tests/results."""
-    version = _said([_compiler(), "--version"]).splitlines()[0]
-    commit = _said(["git", "rev-parse", "--short", "HEAD"])
+    """The text of the page in tests/results."""
+    version = _output_of([_compiler(), "--version"]).splitlines()[0]
+    commit = _output_of(["git", "rev-parse", "--short", "HEAD"])
     rows = [f"| {x.step} | {x.result} | {x.seconds / 60:.1f} |" for x in outcomes]
     command = "make sanitize-quick" if quick else "make sanitize"
     lines = [
@@ -254,20 +255,20 @@ def _compiler() -> str:
 
 
 def _runtime(name: str) -> str:
-    return os.path.realpath(_said([_compiler(), f"-print-file-name={name}"]))
+    return os.path.realpath(_output_of([_compiler(), f"-print-file-name={name}"]))
 
 
 def _cudnn() -> str:
     code = "from attn_dispatch.cudnn import library; print(library._locate())"
-    return _said([sys.executable, "-c", code])
+    return _output_of([sys.executable, "-c", code])
 
 
 def _cudnn_folder() -> str:
-    """cuDNN opens its parts beside itself; sanitizers do so in its place, and look elsewhere."""
+    """The folder of cuDNN's parts. Under sanitizers cuDNN does not look for them beside itself."""
     return os.path.dirname(_cudnn())
 
 
-def _said(command: list[str]) -> str:
+def _output_of(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     return done.stdout.strip()
 

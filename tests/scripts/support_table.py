@@ -1,8 +1,8 @@
-"""Writes docs/support.md: what runs where, from real plans and real rules.
+"""Writes docs/support.md, the calls that run on each GPU, from real plans and real rules.
 
 usage: python -m tests.scripts.support_table
 
-It also keeps what each cuDNN refuses in tests/cudnn/planned, for test_planning.py to compare with.
+It also writes each cuDNN's refusals to tests/cudnn/planned, which test_planning.py compares.
 """
 
 from __future__ import annotations
@@ -120,16 +120,16 @@ _ANSWERS = (
         _REWRITTEN + "as a soft cap, ALiBi or a bias over pairs, where it is one of them",
     ),
 )
-"""A pattern of reasons, and what helps: the first that fits."""
+"""Patterns of reasons, each with what helps. The first that matches counts."""
 
 
 def _answer(reason: str) -> str:
-    """Which rewrite helps, or what it would take."""
+    """The rewrite that helps against a reason, or what the call would need."""
     return next(answer for pattern, answer in _ANSWERS if re.search(pattern, reason))
 
 
 def refusals(matrix: Matrix) -> dict[str, dict[str, list[str]]]:
-    """What is not planned: direction and arch, the reasons, by the label of the call."""
+    """The reasons of what is not planned, by the label of the call, then direction and arch."""
     found: dict[str, dict[str, list[str]]] = {}
     for (label, direction, arch), cell in matrix.cells.items():
         if why := [*cell.reasons, *([cell.crash] if cell.crash else [])]:
@@ -138,7 +138,7 @@ def refusals(matrix: Matrix) -> dict[str, dict[str, list[str]]]:
 
 
 def document(matrix: Matrix) -> str:
-    """The page."""
+    """The text of the page."""
     notes: dict[str, int] = {}
     lines = [_TITLE, "", _INTRO.format(version=matrix.version_text)]
     for section, calls in SECTIONS.items():
@@ -147,7 +147,7 @@ def document(matrix: Matrix) -> str:
         lines += ["|---" * (len(ARCHS) + len(AMD) + 2) + "|"]
         for label in calls:
             cells = [_cell(matrix, label, arch, notes) for arch in ARCHS]
-            cells += [_asked(label, arch, notes) for arch in (*AMD, "xla")]
+            cells += [_unplanned_cell(label, arch, notes) for arch in (*AMD, "xla")]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["## Why not", "", _WHY_NOT, ""]
@@ -157,19 +157,19 @@ def document(matrix: Matrix) -> str:
 
 def _cell(matrix: Matrix, label: str, arch: str, notes: dict[str, int]) -> str:
     reasons = [matrix.cells[label, x, arch].reasons for x in ("forward", "backward")]
-    return _said(reasons, notes)
+    return _text(reasons, notes)
 
 
-def _asked(label: str, arch: str, notes: dict[str, int]) -> str:
-    """AITER or XLA, which need no plan."""
+def _unplanned_cell(label: str, arch: str, notes: dict[str, int]) -> str:
+    """The cell of AITER or XLA, which need no plan."""
     module, device = (xla, parse("sm90")) if arch == "xla" else (aiter, parse(arch))
     specs = (CASES[label].spec(x) for x in ("forward", "backward"))
-    return _said(
+    return _text(
         [tuple(map(str, module.not_supported_reasons(spec, device))) for spec in specs], notes
     )
 
 
-def _said(reasons: list[tuple[str, ...]], notes: dict[str, int]) -> str:
+def _text(reasons: list[tuple[str, ...]], notes: dict[str, int]) -> str:
     return " ".join(_letters(reasons, notes))
 
 

@@ -1,4 +1,4 @@
-"""A kept report has what is said of a full one, and every failure whole."""
+"""The short form of a report keeps its counts, and every failure completely."""
 
 import json
 import math
@@ -33,7 +33,7 @@ FULL = Report(FACTS, "cudnn", {"seed": 4}, (
 ), 2.0)  # fmt: skip
 
 
-def test_counts_and_failures_are_kept():
+def test_a_short_report_keeps_counts_and_failures():
     facts = kept(FULL)
     assert facts.pop("families") == {
         "drawn": {"passed": 2, "refused": 0, "failed": 1, "crashed": 0, "worst": 1.5},
@@ -53,24 +53,24 @@ def test_counts_and_failures_are_kept():
     }
 
 
-def test_a_folder_is_kept_and_failures_can_be_repeated(tmp_path):
+def test_a_folder_is_shortened_and_its_failures_can_be_repeated(tmp_path):
     full, results = tmp_path / "full", tmp_path / "results"
     results.mkdir()
     path, _ = FULL.write(full)
     (full / "gpu_suite.json").write_text("{}\n")
     keep(full, results)
     assert {x.name for x in results.iterdir()} == {path.name, "gpu_suite.json"}
-    once = results / path.name
-    assert json.loads(once.read_text()) == json.loads(json.dumps(kept(FULL)))
-    assert report.bad_cases(once) == report.bad_cases(path)
-    assert [x.name for x in report.bad_cases(once)] == ["drawn/4_2", CASES[1].name]
+    short = results / path.name
+    assert json.loads(short.read_text()) == json.loads(json.dumps(kept(FULL)))
+    assert report.bad_cases(short) == report.bad_cases(path)
+    assert [x.name for x in report.bad_cases(short)] == ["drawn/4_2", CASES[1].name]
 
-    text = once.read_text()
+    text = short.read_text()
     keep(results, results)
-    assert once.read_text() == text, "a report that is kept again stays as it is"
+    assert short.read_text() == text, "a report that is kept again stays as it is"
 
 
-def test_no_page_is_made_of_a_kept_report(tmp_path):
+def test_a_short_report_cannot_be_read_as_a_full_one(tmp_path):
     path, _ = FULL.write(tmp_path)
     assert report.read(path).counts() == FULL.counts()
     keep(tmp_path, tmp_path)

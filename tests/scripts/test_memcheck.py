@@ -1,9 +1,9 @@
-"""What tests/gpu/memcheck.py writes of its calls."""
+"""The report that tests/gpu/memcheck.py writes about its calls."""
 
 from tests.gpu import memcheck
 
 
-def test_memcheck_keeps_counts_and_the_unclean_calls():
+def test_the_report_has_counts_and_the_unclean_calls():
     calls = [
         {"case": "a", "status": "passed", "errors": 0},
         {"case": "b", "status": "passed", "errors": 3},

@@ -1,4 +1,4 @@
-"""docs/proof.md and docs/proof list every report that is kept, in its short form."""
+"""docs/proof.md and docs/proof list every report in tests/gpu/results, all in short form."""
 
 import re
 
@@ -8,20 +8,20 @@ MKDOCS = reports_table.PAGE.parents[1] / "mkdocs.yml"
 
 
 def test_every_report_is_in_its_short_form():
-    assert not [*keep_reports.RESULTS.glob("verify-*.md")], "the JSON files say the same"
+    assert not [*keep_reports.RESULTS.glob("verify-*.md")], "the JSON files have the same contents"
     for report in reports_table.reports():
         message = f"{report.name}: run python -m tests.scripts.keep_reports tests/gpu/results"
         assert keep_reports.is_kept(report.facts), message
 
 
-def test_the_pages_are_of_the_reports_that_are_here():
+def test_the_pages_are_up_to_date_with_the_reports():
     pages = dict(reports_table.pages(reports_table.PAGE.read_text()))
     for path, text in pages.items():
         assert path.read_text() == text, "run python -m tests.scripts.reports_table"
     assert {x for x in pages if x != reports_table.PAGE} == {*reports_table.FOLDER.glob("*.md")}
 
 
-def test_every_report_is_listed_and_every_link_leads_to_a_file():
+def test_every_report_is_listed_and_every_link_has_a_file():
     listed = set()
     for page in (reports_table.PAGE, *reports_table.FOLDER.glob("*.md")):
         for where in re.findall(r"\]\((\.\./[^)#\s]+)", page.read_text()):

@@ -1,4 +1,4 @@
-"""The dropout mask depends on key and position alone."""
+"""The dropout mask depends on key and position only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mask(b: int, keys: Any, impl: str, start: int = 0, size: int = 6, **more: An
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_each_key_draws_what_it_would_alone(impl):
+def test_each_of_several_keys_draws_the_mask_it_draws_alone(impl):
     keys = jax.random.key_data(jax.random.split(jax.random.key(3, impl=impl), 3))
     together = mask(6, keys, impl)
     assert together.shape == (6, 4, 6, 9)
@@ -47,14 +47,14 @@ def test_each_key_draws_what_it_would_alone(impl):
     assert (together[0] != together[1]).any()
 
 
-def test_rows_are_the_same_whichever_block_draws_them():
+def test_rows_do_not_depend_on_the_block_that_draws_them():
     keys = jax.random.key_data(jax.random.split(jax.random.key(3), 2))
     whole = mask(4, keys, "threefry2x32")
     part = mask(4, keys, "threefry2x32", start=1, size=4)
     np.testing.assert_array_equal(part, whole[:, :, 1:5])
 
 
-def test_heads_and_batch_rows_are_the_same_whichever_block_draws_them():
+def test_heads_and_batch_rows_do_not_depend_on_the_block_that_draws_them():
     keys = jax.random.key_data(jax.random.split(jax.random.key(3), 2))
     whole = mask(4, keys, "threefry2x32")
     spec = spec_of(4, keys, "threefry2x32")
@@ -65,12 +65,12 @@ def test_heads_and_batch_rows_are_the_same_whichever_block_draws_them():
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.3, 0.9])
-def test_rate(rate):
+def test_entries_are_dropped_independently_at_the_rate(rate):
     keys = jax.random.key_data(jax.random.key(5))[None]
     dropped = ~mask(2, keys, "threefry2x32", rate=rate, t=200, s=200, size=200)
     spread = np.sqrt(rate * (1 - rate))
     assert abs(dropped.mean() - rate) < 5 * spread / np.sqrt(dropped.size)
-    # Neither rows, heads nor keys are drawn alike.
+    # Batch rows, heads, queries and keys all follow the rate, and neighbours are independent.
     for axis in range(dropped.ndim):
         count = dropped.size / dropped.shape[axis]
         others = tuple(i for i in range(dropped.ndim) if i != axis)
@@ -80,7 +80,7 @@ def test_rate(rate):
         assert abs(both.mean() - rate**2) < 6 * spread / np.sqrt(dropped.size)
 
 
-def test_no_dropout_no_keys():
+def test_no_head_keys_without_dropout():
     keys = jax.random.key_data(jax.random.key(5))[None]
     spec = spec_of(2, keys, "threefry2x32", rate=0.0)
     assert dropout_head_keys(spec, {"dropout_key": keys}) is None
@@ -105,7 +105,7 @@ V = np.broadcast_to(np.eye(7, dtype=np.float32)[:, None], (2, 7, 2, 7))
         {"implementation": "xla"},
     ],
 )  # fmt: skip
-def test_dropout_mask_is_the_one_of_the_call(options: dict[str, Any]):
+def test_dropout_mask_is_the_mask_that_the_call_uses(options: dict[str, Any]):
     options = options | {"dropout_rate": RATE, "dropout_key": KEY}
     keep = dropout_mask(Q, K, V, **options)
     assert (keep.shape, keep.dtype) == ((2, 4, 5, 7), jnp.bool_)
@@ -117,11 +117,11 @@ def test_dropout_mask_is_the_one_of_the_call(options: dict[str, Any]):
     np.testing.assert_array_equal(jax.jit(lambda q: dropout_mask(q, K, V, **options))(Q), keep)
 
 
-def test_dropout_mask_of_other_calls():
+def test_dropout_mask_of_unbatched_empty_and_packed_calls():
     unbatched = dropout_mask(Q[0], K[0], V[0], dropout_rate=RATE, dropout_key=KEY)
     assert unbatched.shape == (4, 5, 7)
     assert dropout_mask(Q, K, V).all()
-    assert dropout_mask(Q, K, V, dropout_key=KEY).all()  # at rate 0 a key draws nothing
+    assert dropout_mask(Q, K, V, dropout_key=KEY).all()  # nothing is drawn at rate 0
     assert dropout_mask(Q, K[:, :0], V[:, :0]).shape == (2, 4, 5, 0)
     packed: dict[str, Any] = {
         "cu_seqlens_q": [0, 2, 5], "cu_seqlens_kv": [0, 4, 7], "max_seqlen_q": 3,
@@ -133,7 +133,7 @@ def test_dropout_mask_of_other_calls():
     assert not out[~np.asarray(keep)].any() and out.any()
 
 
-def test_mask_is_that_of_key_position_and_shape_alone():
+def test_dropout_mask_depends_on_key_position_and_shape_only():
     options: dict[str, Any] = {"dropout_rate": RATE, "dropout_key": KEY}
     keep = dropout_mask(Q, K, V, **options)
     others = dropout_mask(2 * Q, K - 1, V[..., :3], is_causal=True, scale=3.0, **options)
@@ -143,8 +143,8 @@ def test_mask_is_that_of_key_position_and_shape_alone():
     np.testing.assert_array_equal(dropout_mask(*half, **options), keep)
 
 
-class _Other:
-    """XLA by another name: computes some calls, and tells no masks."""
+class _SecondXla:
+    """XLA under another name, which refuses some calls and returns no dropout mask."""
 
     NAME = "other"
     IS_EXTRA = False
@@ -160,7 +160,7 @@ class _Other:
 
     def not_supported_reasons(self, spec, device):
         del device
-        found = ["tells no masks"] * spec.wanted.needs_keep
+        found = ["returns no dropout mask"] * spec.wanted.needs_keep
         found += [self.refused] * bool(self.refused and self.refused in str(spec))
         return tuple(reason_from_sentence(self.NAME, x) for x in found)
 
@@ -173,8 +173,9 @@ class _Other:
         return xla.backward(spec, device, operands)
 
 
-def other(monkeypatch, refused: str) -> _Other:
-    implementation = _Other(refused)
+def install_other(monkeypatch, refused: str) -> _SecondXla:
+    """Offer calls to "other" first, which refuses specs whose text contains `refused`."""
+    implementation = _SecondXla(refused)
     monkeypatch.setattr(select, "IMPLEMENTATIONS", (implementation, xla))
     return implementation
 
@@ -184,42 +185,42 @@ def loss(q, rate: float = RATE, **options: Any):
     return (out[0] if isinstance(out, tuple) else out).sum()
 
 
-def test_one_implementation_computes_both_directions(monkeypatch):
-    """Its mask is not that of another, so whoever cannot differentiate a call does not begin it."""
+def test_one_implementation_computes_both_directions_under_dropout(monkeypatch):
+    """Implementations draw different masks: one that cannot run backward must not run forward."""
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
-    runs = other(monkeypatch, "")
+    accepts_all = install_other(monkeypatch, "")
     jax.jit(jax.grad(loss))(Q)
-    assert runs.ran == ["forward", "backward"]
+    assert accepts_all.ran == ["forward", "backward"]
 
-    refuses = other(monkeypatch, "backward(")
+    refuses = install_other(monkeypatch, "backward(")
     jax.jit(jax.grad(loss))(Q)
     assert refuses.ran == []
-    jax.jit(loss)(Q)  # not differentiated, and to be the same call as when it is
+    jax.jit(loss)(Q)  # not differentiated, yet the same choice as when it is
     jax.jit(jax.grad(lambda x: x * loss(Q)))(1.0)
     assert refuses.ran == []
-    jax.jit(jax.grad(lambda q: loss(q, rate=0.0)))(Q)  # no mask, no matter
+    jax.jit(jax.grad(lambda q: loss(q, rate=0.0)))(Q)  # without dropout there is no mask to match
     assert refuses.ran == ["forward"]
 
-    only_backward = other(monkeypatch, "forward(")
+    only_backward = install_other(monkeypatch, "forward(")
     jax.jit(jax.grad(loss))(Q)
     assert only_backward.ran == []
 
 
 @pytest.mark.parametrize("refused", ["", "forward(", "backward(", "bias", "gradients of query"])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_mask_told_is_that_of_the_training_call(monkeypatch, refused, has_bias):
-    """Whoever computes the call with all its gradients computes it without them, and tells."""
+def test_dropout_mask_comes_from_the_implementation_that_trains(monkeypatch, refused, has_bias):
+    """The implementation chosen for all gradients also runs inference and returns the mask."""
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
     bias = np.zeros((4, 5, 7), np.float32) if has_bias else None
 
     def chosen(program: Any, *arrays: Any) -> str:
-        runs = other(monkeypatch, refused)
+        second = install_other(monkeypatch, refused)
         try:
             jax.jit(program).lower(*arrays)
         except NotImplementedError as error:
-            assert "tells no masks" in str(error)
+            assert "returns no dropout mask" in str(error)
             return "other"
-        return "other" if runs.ran else "xla"
+        return "other" if second.ran else "xla"
 
     def call(function: Any, q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
         return function(q, k, v, bias, dropout_rate=RATE, dropout_key=KEY)
@@ -232,24 +233,24 @@ def test_the_mask_told_is_that_of_the_training_call(monkeypatch, refused, has_bi
     assert chosen(summed, *arrays) == training
     assert chosen(partial(call, dropout_mask), *arrays) == training
     named = partial(call, partial(dot_product_attention, implementation="other"))
-    if refused == "backward(":  # nothing is left to choose: no gradient, no matter
+    if refused == "backward(":  # a named implementation needs no backward pass for inference
         assert chosen(named, *arrays) == "other"
 
 
-def test_whether_lse_has_a_gradient_is_the_same_for_both_directions(monkeypatch):
-    """lse's cotangent is nothing here, yet the forward pass could not know."""
+def test_both_directions_assume_a_gradient_of_lse(monkeypatch):
+    """The cotangent of lse is zero here, which the forward pass cannot know."""
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
-    refuses = other(monkeypatch, "lse_grad")
+    refuses = install_other(monkeypatch, "lse_grad")
     jax.jit(jax.grad(lambda q: loss(q, return_lse=True)))(Q)
     assert refuses.ran == []
     jax.jit(jax.grad(loss))(Q)
     assert refuses.ran == ["forward", "backward"]
 
 
-def test_mapping_the_backward_call_alone_leaves_its_shape(monkeypatch):
-    """Else it could be another implementation's: here, that of calls with one key."""
+def test_vmap_of_the_backward_pass_alone_keeps_its_shape(monkeypatch):
+    """Another shape could choose another implementation: "other" refuses calls with three keys."""
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
-    refuses = other(monkeypatch, "dropout_key uint32[3, 2]")
+    refuses = install_other(monkeypatch, "dropout_key uint32[3, 2]")
 
     def call(q):
         return dot_product_attention(q, K, V, dropout_rate=RATE, dropout_key=KEY)
@@ -265,29 +266,29 @@ def test_mapping_the_backward_call_alone_leaves_its_shape(monkeypatch):
         np.testing.assert_allclose(x, jax.vjp(call, Q)[1](out_grad)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_mask_of_an_implementation_that_tells_none(monkeypatch):
-    """Another's would be a lie."""
-    other(monkeypatch, "")
+def test_dropout_mask_raises_where_the_implementation_cannot_return_it(monkeypatch):
+    """The mask of another implementation would be wrong."""
+    install_other(monkeypatch, "")
 
     def mask(q, **options: Any):
         return dropout_mask(q, K, V, dropout_rate=RATE, dropout_key=KEY, **options)
 
-    with pytest.raises(NotImplementedError, match=r"(?s)other:\n +- tells no masks"):
+    with pytest.raises(NotImplementedError, match=r"(?s)other:\n +- returns no dropout mask"):
         jax.jit(mask)(Q)
     assert not jax.jit(partial(mask, implementation="xla"))(Q).all()
 
 
-def test_explain_says_what_refuses_the_other_direction():
+def test_explain_shows_the_reason_from_the_other_direction():
     q = jax.ShapeDtypeStruct((1, 16384, 2, 128), jnp.bfloat16)
     slopes = jax.ShapeDtypeStruct((2,), jnp.float32)
     options: dict[str, Any] = {"alibi_slopes": slopes, "target": "gfx942"}
     assert explain(q, q, q, **options).chosen_forward == "aiter"
     explanation = explain(q, q, q, **options, dropout_rate=0.1, dropout_key=KEY)
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("xla", "xla")
-    said = " ".join(str(explanation).split())
-    assert "(in the backward pass, which must draw the same dropout mask)" in said
+    text = " ".join(str(explanation).split())
+    assert "(in the backward pass, which must draw the same dropout mask)" in text
     limit = "the kernel's mask, (1, 2, 16384, 16384); the limit is 134,217,728 entries"
-    assert said.count(limit) == 1 and f"{limit} (remedy: " not in said
+    assert text.count(limit) == 1 and f"{limit} (remedy: " not in text
     q = jax.ShapeDtypeStruct((2, 8192, 2, 128), jnp.bfloat16)
     explanation = explain(q, q, q, **options, dropout_rate=0.1, dropout_key=KEY)
     assert "entries (remedy: make calls for a part of the batch each)" in " ".join(
@@ -295,7 +296,7 @@ def test_explain_says_what_refuses_the_other_direction():
     )
 
 
-def test_explain_says_whose_mask_xla_goes_back_under():
+def test_explain_names_the_owner_of_the_mask_in_xlas_backward_pass():
     q = jax.ShapeDtypeStruct((1, 8192, 2, 128), jnp.bfloat16)
     options: dict[str, Any] = {"logits_soft_cap": 30.0, "dropout_rate": 0.1, "dropout_key": KEY}
     explanation = explain(q, q, q, **options, target="gfx942")
@@ -303,8 +304,8 @@ def test_explain_says_whose_mask_xla_goes_back_under():
     assert "under the dropout mask of aiter" in str(explanation)
 
 
-def test_one_mask_for_any_number_of_devices_is_xlas():
-    """Kernels that count rows and heads from their own first are refused under that setting."""
+def test_sharded_dropout_same_refuses_kernels():
+    """Kernels that number each shard's rows and heads from 0 cannot draw the same mask."""
     call = (jnp.zeros((1, 64, 2, 64), jnp.bfloat16),) * 3
     options = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0), "target": "gfx942"}
     with attn_dispatch.sharded_dropout("same"):

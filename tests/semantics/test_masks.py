@@ -1,4 +1,4 @@
-"""The mask of a call, formed a few rows at a time, against counting on one's fingers."""
+"""The mask of a call, formed a few rows at a time, against a loop over all pairs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def invalid_of(options: AttentionOptions, operands: Operands) -> np.ndarray:
     )
 
 
-def by_hand(options: AttentionOptions, query_ids: list[int], key_ids: list[int]) -> np.ndarray:
-    """Whether i may attend j, [T, S], by walking over every pair."""
+def looped_mask(options: AttentionOptions, query_ids: list[int], key_ids: list[int]) -> np.ndarray:
+    """The mask [T, S] (True = query i attends to key j) of one batch row, by a loop over pairs."""
     mask = np.zeros((len(query_ids), len(key_ids)), bool)
     for segment in set(query_ids) - {0}:
         queries = [i for i, x in enumerate(query_ids) if x == segment]
@@ -75,8 +75,8 @@ def example(t: int, s: int, **more: Any) -> Operands:
 
 @st.composite
 def calls(draw) -> tuple[AttentionOptions, Operands]:
-    """Any lengths, segments, window and alignment; invalid ones among them."""
-    # Few shapes, so that few are compiled.
+    """A call with any lengths, segments, window and alignment, invalid ones included."""
+    # Two shapes only, so that few programs are compiled.
     t, s = draw(st.sampled_from([(5, 8), (8, 5)]))
 
     def lengths(limit: int) -> Any:
@@ -127,7 +127,7 @@ def calls(draw) -> tuple[AttentionOptions, Operands]:
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(calls(), st.data())
-def test_any_lengths_segments_windows(call, data):
+def test_drawn_lengths_segments_and_windows_agree_with_loops(call, data):
     options, operands = call
     t = operands["query"].shape[1]
     size = data.draw(st.sampled_from([2, t]))
@@ -140,10 +140,10 @@ def test_any_lengths_segments_windows(call, data):
         window = options.meaning.window
         if "window" in operands:
             window = operands["window"][batch_row if len(operands["window"]) > 1 else 0].tolist()
-        expected = by_hand(with_facts(options, window=tuple(window)), query_ids, key_ids)
+        expected = looped_mask(with_facts(options, window=tuple(window)), query_ids, key_ids)
         for head in range(2):
             np.testing.assert_array_equal(mask[batch_row, head], expected[start : start + size])
-    # The dense reference that results are tested with has to agree as well.
+    # The dense reference, against which results are tested, has to agree as well.
     reference_mask = reference_allowed(options, operands)
     np.testing.assert_array_equal(mask, reference_mask[:, :, start : start + size])
 
@@ -158,7 +158,7 @@ def options_of(operands: Operands, **more: Any) -> AttentionOptions:
     return options_with(operands=tuple(operands), scale=1.0, **more)
 
 
-def test_nothing_masked_costs_nothing():
+def test_unmasked_call_forms_no_positions_and_no_mask():
     operands = {name: jnp.asarray(x) for name, x in example(3, 4).items()}
     options = options_of(example(3, 4), causal_alignment="bottom_right")
     spec = AttentionSpec.of(list(operands.values()), options)
@@ -171,13 +171,13 @@ def test_nothing_masked_costs_nothing():
     ("alignment", "expected"),
     [("top_left", ["x....", "xx...", "xxx.."]), ("bottom_right", ["xxx..", "xxxx.", "xxxxx"])],
 )
-def test_alignment(alignment, expected):
+def test_causal_mask_follows_the_alignment(alignment, expected):
     operands = example(3, 5)
     options = options_of(operands, is_causal=True, causal_alignment=alignment)
     assert drawing(options, operands) == expected
 
 
-def test_bottom_right_is_of_the_actual_lengths():
+def test_bottom_right_alignment_uses_the_actual_lengths():
     operands = example(3, 5, query_seq_lengths=(2, 3), key_value_seq_lengths=(4, 5))
     options = options_of(operands, is_causal=True, causal_alignment="bottom_right")
     assert drawing(options, operands) == ["xxx..", "xxxx.", "....."]
@@ -202,7 +202,7 @@ def invalid_drawing(options: AttentionOptions, operands: Operands) -> str:
     return "".join(".x"[int(x)] for x in invalid_of(options, operands)[0])
 
 
-def test_ids_in_any_order():
+def test_segment_ids_may_stand_in_any_order():
     ids = {"query_segment_ids": [[3, 1, 3, 4]] * 2, "key_value_segment_ids": [[3, 0, 4, 3]] * 2}
     operands = example(4, 4, **ids)
     options = options_of(operands)
@@ -212,7 +212,7 @@ def test_ids_in_any_order():
     assert drawing(causal, operands) == ["x...", "....", "x..x", "..x."]
 
 
-def test_with_max_segments_an_id_out_of_order_is_wrong_wherever_it_stands():
+def test_with_max_segments_an_id_out_of_order_is_invalid_everywhere():
     ids = {"query_segment_ids": [[3, 1, 3, 4]] * 2, "key_value_segment_ids": [[1, 3, 3, 4]] * 2}
     operands = example(4, 4, **ids)
     options = options_of(operands, max_segments=4)
@@ -224,7 +224,7 @@ def test_with_max_segments_an_id_out_of_order_is_wrong_wherever_it_stands():
     assert invalid_drawing(options, operands) == ".xx."
 
 
-def test_ids_above_max_segments_are_wrong():
+def test_ids_above_max_segments_are_invalid():
     ids = {"query_segment_ids": [[1, 9, 2]] * 2, "key_value_segment_ids": [[9, 1, 2, 3]] * 2}
     operands = example(3, 4, **ids)
     options = options_of(operands, max_segments=2)
@@ -232,16 +232,16 @@ def test_ids_above_max_segments_are_wrong():
     assert invalid_drawing(options, operands) == ".x."
 
 
-@pytest.mark.parametrize("most", [None, 4])
-def test_ids_below_zero_are_wrong_and_0_is_not(most):
+@pytest.mark.parametrize("limit", [None, 4])
+def test_negative_ids_are_invalid_and_0_is_padding(limit):
     ids = {"query_segment_ids": [[-1, 1, 1, 0]] * 2, "key_value_segment_ids": [[-1, -1, 1, 1]] * 2}
     operands = example(4, 4, **ids)
-    options = options_of(operands, is_causal=True, max_segments=most)
+    options = options_of(operands, is_causal=True, max_segments=limit)
     assert drawing(options, operands) == ["....", "..x.", "..xx", "...."]
     assert invalid_drawing(options, operands) == "x..."
 
 
-def test_what_stands_past_a_length_is_not_wrong_and_a_length_past_the_array_is():
+def test_ids_past_a_length_are_ignored_and_a_length_past_the_array_is_invalid():
     ids = {"query_segment_ids": [[1, 1, -1]] * 2, "key_value_segment_ids": [[1, 1, 1]] * 2}
     for lengths, expected in (((2, 2), "..."), ((3, 2), "..x"), ((4, 2), "xxx"), ((-1, 2), "xxx")):
         operands = example(3, 3, **ids, query_seq_lengths=lengths)
@@ -251,7 +251,7 @@ def test_what_stands_past_a_length_is_not_wrong_and_a_length_past_the_array_is()
         assert invalid_drawing(options_of(operands), operands) == expected
 
 
-def test_a_segment_that_is_too_long_is_wrong():
+def test_segment_above_max_seq_lens_is_invalid():
     ids = {"query_segment_ids": [[1, 2, 2, 3]] * 2, "key_value_segment_ids": [[1, 2, 3, 3]] * 2}
     operands = example(4, 4, **ids)
     for longest, expected in (

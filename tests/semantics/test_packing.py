@@ -1,4 +1,4 @@
-"""SequenceRanges: the ranges that kernels get, however the caller describes the sequences."""
+"""SequenceRanges: the ranges that kernels receive, however the caller describes sequences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ranges_of(more: dict[str, Any], **options: Any) -> SequenceRanges:
     call = options_with(operands=tuple(avals), scale=1.0, **options)
     with jax.numpy_rank_promotion("raise"):
         ranges = SequenceRanges(**_compute(AttentionSpec.of(list(avals.values()), call), arrays))
-    check(ranges)
+    check_invariants(ranges)
     return ranges
 
 
@@ -39,29 +39,29 @@ def _compute(spec: AttentionSpec, arrays: dict[str, jax.Array]) -> dict[str, jax
     return {field.name: getattr(ranges, field.name) for field in fields(ranges)}
 
 
-def check(ranges: SequenceRanges) -> None:
-    """What holds whatever was given: nothing outside the arrays, no overlap, places agree."""
-    for starts, lengths, of_place, live, length in (
+def check_invariants(ranges: SequenceRanges) -> None:
+    """Ranges lie inside the arrays, do not overlap, and agree with each position's sequence."""
+    for starts, lengths, sequence_of, real, length in (
         (ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, ranges.real_queries, T),
         (ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, ranges.real_keys, S),
     ):
-        assert starts.shape == lengths.shape and of_place.shape == (B, length) == live.shape
-        assert {x.dtype for x in (starts, lengths, of_place)} == {jnp.dtype("int32")}
+        assert starts.shape == lengths.shape and sequence_of.shape == (B, length) == real.shape
+        assert {x.dtype for x in (starts, lengths, sequence_of)} == {jnp.dtype("int32")}
         ends = np.asarray(starts + lengths)
         assert (np.asarray(starts) >= 0).all() and (np.asarray(lengths) >= 0).all()
         assert (ends <= length).all() and (ends[:, :-1] <= np.asarray(starts)[:, 1:]).all()
         expected = np.zeros((B, length), int)
         for b, m in np.ndindex(*starts.shape):
             expected[b, starts[b, m] : ends[b, m]] = m + 1
-        np.testing.assert_array_equal(of_place, expected)
-        np.testing.assert_array_equal(live, expected > 0)
+        np.testing.assert_array_equal(sequence_of, expected)
+        np.testing.assert_array_equal(real, expected > 0)
 
 
 def as_lists(ranges: SequenceRanges) -> dict[str, Any]:
     return {x: np.asarray(getattr(ranges, x)).tolist() for x in FIELDS}
 
 
-def test_cu_seqlens():
+def test_ranges_from_cu_seqlens():
     ranges = ranges_of(
         {
             "cu_seqlens_q": [[0, 3, 3, 8], [0, 0, 5, 9]],
@@ -74,7 +74,7 @@ def test_cu_seqlens():
     }  # fmt: skip
 
 
-def test_a_sequence_longer_than_the_longest_may_be_is_left_out():
+def test_sequence_above_max_seq_lens_gets_length_0():
     ranges = ranges_of(
         {"cu_seqlens_q": [[0, 3, 9]] * B, "cu_seqlens_kv": [[0, 5, 12], [0, 8, 12]]},
         max_seq_lens=(5, 7),
@@ -90,7 +90,7 @@ def test_a_sequence_longer_than_the_longest_may_be_is_left_out():
     assert as_lists(ranges)["lengths_kv"][0] == [1, 0, 8]
 
 
-def test_segment_ids():
+def test_ranges_from_segment_ids():
     ids = {
         "query_segment_ids": [[0, 1, 1, 0, 0, 3, 3, 3, 0], [1, 1, 1, 2, 2, 2, 4, 4, 4]],
         "key_value_segment_ids": [[2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 0, 0], [0] * 12],
@@ -99,19 +99,19 @@ def test_segment_ids():
         "starts_q": [[1, 5, 5, 9], [0, 3, 6, 6]], "lengths_q": [[2, 0, 3, 0], [3, 3, 0, 3]],
         "starts_kv": [[0, 0, 3, 7], [12, 12, 12, 12]], "lengths_kv": [[0, 3, 4, 3], [0, 0, 0, 0]],
     }  # fmt: skip
-    # Ids above max_segments have no range, and neither have places past a length.
+    # Ids above max_segments have no range, nor do positions past a length.
     ranges = ranges_of(ids | {"query_seq_lengths": [7, 5]}, max_segments=3)
     assert as_lists(ranges)["lengths_q"] == [[2, 0, 2], [3, 2, 0]]
     assert as_lists(ranges)["lengths_kv"] == [[0, 3, 4], [0, 0, 0]]
 
 
-def test_lengths():
+def test_ranges_from_lengths():
     ranges = ranges_of({"query_seq_lengths": [4, 0]})
     assert as_lists(ranges) == {
         "starts_q": [[0], [0]], "lengths_q": [[4], [0]],
         "starts_kv": [[0], [0]], "lengths_kv": [[12], [12]],
     }  # fmt: skip
-    # Of a row that has a wrong length nothing is left.
+    # A row with a wrong length gets ranges of length 0.
     assert as_lists(ranges_of({"key_value_seq_lengths": [99, 5]})) == {
         "starts_q": [[0], [0]], "lengths_q": [[0], [T]],
         "starts_kv": [[0], [0]], "lengths_kv": [[0], [5]],
@@ -119,7 +119,7 @@ def test_lengths():
     assert as_lists(ranges_of({}))["lengths_q"] == [[T], [T]]
 
 
-def test_segment_ids_without_their_number_have_no_ranges():
+def test_segment_ids_without_max_segments_raise():
     with pytest.raises(ValueError, match="expected max_segments with segment ids, got None"):
         ranges_of({"query_segment_ids": [[1] * T] * B, "key_value_segment_ids": [[1] * S] * B})
 
@@ -134,18 +134,18 @@ _limits = st.lists(st.integers(-2, 15), min_size=B, max_size=B)
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(rows(T, -2, 6), rows(S, -2, 6), _limits)
-def test_any_ids_at_all_stay_inside(query_ids, key_ids, lengths):
+def test_ranges_of_arbitrary_ids_keep_the_invariants(query_ids, key_ids, lengths):
     ids = {"query_segment_ids": query_ids, "key_value_segment_ids": key_ids}
     ranges_of(ids | {"key_value_seq_lengths": lengths}, max_segments=4)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(rows(4, -3, 20), rows(4, -3, 20))
-def test_any_cu_seqlens_at_all_stay_inside(cu_q, cu_kv):
+def test_ranges_of_arbitrary_cu_seqlens_keep_the_invariants(cu_q, cu_kv):
     ranges_of({"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv}, max_seq_lens=(6, 20))
 
 
-def test_nothing_has_two_long_axes():
+def test_no_intermediate_has_two_long_axes():
     length, sequences = 2**15, 512
     shape = jax.ShapeDtypeStruct((1, length), jnp.int32)
     qkv = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.bfloat16)

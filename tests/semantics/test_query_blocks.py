@@ -1,4 +1,4 @@
-"""Ragged queries on pages as single ones and blocks: what comes is that of the padded batch."""
+"""Ragged queries on pages, run as single queries and blocks, agree with the padded batch."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
 N, K, H = 4, 2, 16
 
 
-def drawn(seed: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays and options of a call whose rows are wrong now and then."""
+def drawn_call(seed: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays and options of a call drawn from `seed`; about one in three has invalid rows."""
     drawn, rng = SeededRandom(seed), np.random.default_rng(sum(map(ord, seed)))
     b, page, columns = drawn.between(2, 6), drawn.one_of((1, 4, 8, 24)), drawn.between(1, 12)
-    room = page * columns
+    capacity = page * columns
     lengths = [drawn.one_of((0, 1, 1, drawn.between(2, 40), drawn.between(2, 7))) for _ in range(b)]
     lengths[0] = max(lengths[0], 20)
     pages = [rng.standard_normal((b * columns + 2, page, K, H)) for _ in range(2)]
     table = rng.permutation(b * columns + 2)[: b * columns].reshape(b, columns)
-    keys = rng.integers(0, room + 1, b)
+    keys = rng.integers(0, capacity + 1, b)
     longest = max(lengths)
     if drawn.is_one_in(3):
-        keys[drawn.up_to(b - 1)] = drawn.one_of((-1, room + 1))
+        keys[drawn.up_to(b - 1)] = drawn.one_of((-1, capacity + 1))
         table[drawn.up_to(b - 1), drawn.up_to(columns - 1)] = -5
         longest = max(17, longest - drawn.one_of((0, 3)))
     options: dict[str, Any] = {"max_seqlen_q": longest, "return_lse": True}
     if drawn.is_one_in(3):
-        options["local_window_size"] = (drawn.up_to(room), 0)
+        options["local_window_size"] = (drawn.up_to(capacity), 0)
     options["is_causal"] = not drawn.is_one_in(4)
     if drawn.is_one_in(3):
         options["logits_soft_cap"] = 2.0
@@ -57,7 +57,7 @@ def drawn(seed: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def results(seed: str, monkeypatch: Any, *, in_blocks: bool, size: int | None = None) -> Any:
-    arrays, options = drawn(seed)
+    arrays, options = drawn_call(seed)
     monkeypatch.setattr(
         paged, "fits_query_blocks", fits_query_blocks if in_blocks else lambda _: False
     )
@@ -77,17 +77,17 @@ def differs(seed: str, monkeypatch: Any, size: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_blocks_change_nothing(seed, monkeypatch):
+def test_results_in_blocks_equal_those_of_the_padded_batch(seed, monkeypatch):
     assert not differs(f"blocks/{seed}", monkeypatch, size=(4, 16, 64)[seed % 3])
 
 
-_OF = QueryBlocks.of
+_QUERY_BLOCKS_OF = QueryBlocks.of
 
 
 @pytest.mark.parametrize("field", ["first", "count", "row", "first_block", "is_single"])
-def test_what_is_wrong_is_noticed(field, monkeypatch):
+def test_wrong_field_of_the_blocks_changes_results(field, monkeypatch):
     def broken(ragged: RaggedQueries, size: int) -> QueryBlocks:
-        blocks = _OF(ragged, size)
+        blocks = _QUERY_BLOCKS_OF(ragged, size)
         x = getattr(blocks, field)
         x = ~x if x.dtype == bool else jnp.maximum(x - 1, 0)
         object.__setattr__(blocks, field, x)
@@ -97,8 +97,8 @@ def test_what_is_wrong_is_noticed(field, monkeypatch):
     assert any(differs(f"blocks/{seed}", monkeypatch, size=4) for seed in (0, 1))
 
 
-def test_there_are_blocks_for_whatever_comes():
-    """The most that a number of tokens may need are there, and not one of them more."""
+def test_number_of_blocks_suffices_for_any_lengths():
+    """The number of blocks is exactly what the least favourable lengths need."""
     for lengths in ((2,) * 5 + (90,), (33, 33, 33, 1), (65, 0, 0, 35), (2, 2, 2, 2)):
         cu = jnp.asarray([0, *np.cumsum(lengths)], jnp.int32)
         blocks = QueryBlocks.of(RaggedQueries.of(cu, sum(lengths), 100), 32)
@@ -109,7 +109,7 @@ def test_there_are_blocks_for_whatever_comes():
     assert len(QueryBlocks.of(RaggedQueries.of(cu, 100, 100), 32).count) == 6 + 94 // 32
 
 
-def test_which_calls_go_in_blocks():
+def test_calls_that_fit_query_blocks():
     struct = jax.ShapeDtypeStruct
 
     def spec(b: int = 3, t: int = 40, n: int = 4, **options: Any) -> Any:
@@ -133,7 +133,7 @@ def test_which_calls_go_in_blocks():
     )  # fmt: skip
 
 
-def test_both_calls_are_explained_and_planned(tmp_path):
+def test_ragged_call_is_explained_as_single_queries_and_blocks(tmp_path):
     call = {
         "query": "bfloat16[544,8,64]", "key_pages": "bfloat16[300,64,2,64]",
         "value_pages": "key_pages", "page_table": "int32[33,64]",

@@ -1,4 +1,4 @@
-"""Rows that attend to some key, against every pair written out."""
+"""RealRows: queries that attend to some key, and keys in some segment, against dense masks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEGMENTS = [
     if case.q_segments is not None and case.window_arrays is None
     for largest in (5, 2)  # ids above it are padding
 ]
-# No kernel is asked about windows that are arrays.
+# RealRows leaves out array windows, which no kernel supports.
 KNOWN = [x for x in CASES if x.q_segments is None and x.window_arrays is None] + SEGMENTS
 EDGES = (
     Case("one_query", t=1, window=(0, 0), alignment="bottom_right"),
@@ -34,24 +34,24 @@ EDGES = (
 
 
 @pytest.mark.parametrize("case", [*KNOWN, *EDGES], ids=str)
-def test_live_rows(case: Case):
+def test_real_rows_agree_with_the_dense_mask(case: Case):
     operands: dict[str, Any] = case.operands()
     options = case.forward_options()
     real = RealRows.of(spec_of(options, operands), {x: jnp.asarray(y) for x, y in operands.items()})
-    may = allowed(options, operands)
+    attends = allowed(options, operands)
     is_sure = each_query_attends(spec_of(options, operands))
     if "bias" in operands:
-        may = may & (operands["bias"] != -np.inf)
-    queries = may.any(axis=3)
+        attends = attends & (operands["bias"] != -np.inf)
+    queries = attends.any(axis=3)
     assert queries.all() or not is_sure
     got = True if real.queries is None else np.asarray(real.queries)
     assert (np.broadcast_to(got, queries.shape) == queries).all()
     ids = [segment_ids(options, operands, row) for row in range(case.b)]
-    keys = np.array([(of_key > 0) & np.isin(of_key, of_query) for of_query, of_key in ids])
+    keys = np.array([(key_ids > 0) & np.isin(key_ids, query_ids) for query_ids, key_ids in ids])
     assert keys.all() if real.keys is None else (np.asarray(real.keys) == keys).all()
 
 
-def test_most_kinds_are_looked_at():
+def test_known_cases_cover_most_kinds_of_calls():
     assert len(KNOWN) > 50 and len(SEGMENTS) >= 8
     assert any(case.cu_q is not None for case in KNOWN)
     assert any(case.q_lengths is not None for case in KNOWN)
@@ -71,13 +71,13 @@ def test_most_kinds_are_looked_at():
     ],
     ids=str,
 )
-def test_whether_all_rows_attend_is_known_of_plain_calls(case: Case, is_sure: bool):
+def test_each_query_attends_is_true_only_where_certain(case: Case, is_sure: bool):
     operands: dict[str, Any] = case.operands()
     assert each_query_attends(spec_of(case.forward_options(), operands)) == is_sure
 
 
-def test_a_row_of_nan_biases_is_live():
-    """NaN has to come out, and padding rows become 0."""
+def test_row_with_nan_bias_is_real():
+    """The result has to show the NaN, and rows that are not real become 0."""
     case = Case("bias_nan", bias=(1, 4, 10, 14))
     operands = dict(case.operands())
     bias = np.array(operands["bias"])

@@ -1,4 +1,4 @@
-"""Segment ids that say how long a segment may be run as the ragged call does, to each attribute."""
+"""Segment ids with max_segment_len lower to the same custom calls as the ragged call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.backend import needs_cudnn
 ROWS, SEQUENCES, LONGEST, HEADS, KV_HEADS, DIM = 2048, 8, 512, 8, 2, 128
 
 
-def custom_calls(attention: Callable[..., Any], where: Any, *leading: int) -> list[str]:
-    """The attributes of the forward and of the backward pass."""
+def custom_calls(attention: Callable[..., Any], sequences: Any, *leading: int) -> list[str]:
+    """The attributes of the forward and the backward custom call."""
 
-    def both(q, k, v, out_grad, where):
-        out, pull = jax.vjp(lambda q, k, v: attention(q, k, v, where), q, k, v)
+    def both(q, k, v, out_grad, sequences):
+        out, pull = jax.vjp(lambda q, k, v: attention(q, k, v, sequences), q, k, v)
         return out, pull(out_grad)
 
     arrays = [
@@ -29,7 +29,7 @@ def custom_calls(attention: Callable[..., Any], where: Any, *leading: int) -> li
         for n in (HEADS, KV_HEADS, KV_HEADS, HEADS)
     ]
     with attn_dispatch.target("sm90"):
-        traced = jax.jit(both).trace(*arrays, where)
+        traced = jax.jit(both).trace(*arrays, sequences)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     return re.findall(r"custom_call @attn_dispatch_cudnn\w+\(.*?backend_config = \{(.*?)\}", text)
 
@@ -49,7 +49,7 @@ def ragged(q: Any, k: Any, v: Any, cu_seqlens: Any) -> Any:
 
 @needs_cudnn
 @pytest.mark.parametrize("bounded", [True, False])
-def test_the_custom_calls_are_those_of_the_ragged_call(bounded):
+def test_custom_calls_equal_those_of_the_ragged_call_if_bounded(bounded):
     ids = jax.ShapeDtypeStruct((1, ROWS), jnp.int32)
     ends = jax.ShapeDtypeStruct((SEQUENCES + 1,), jnp.int32)
     options = {"max_segment_len": LONGEST} if bounded else {}

@@ -1,4 +1,4 @@
-"""A step of serving on a mesh: pools split along kv heads, nothing sent between devices."""
+"""A step of serving on a mesh: pools are split along kv heads, and devices exchange nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ for x, y in zip(found, expected):
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("window", [0, 10])
-def test_a_step_on_eight_devices(kind, window):
+def test_a_step_on_eight_devices_agrees_with_one_and_needs_no_collectives(kind, window):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         (sys.executable, "-c", _STEP, kind, str(window)),

@@ -1,4 +1,4 @@
-"""The paged cache beside one of plain Python, whatever is done to it, in whatever order."""
+"""The paged cache compared with a model of it in plain Python, after any sequence of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from attn_dispatch import serving
 
-SLOTS, MOST, PAGES, PAGE = 3, 5, 9, 4
+SLOTS, MAX_PAGES, PAGES, PAGE = 3, 5, 9, 4
 JITTED = {
     name: jax.jit(getattr(serving, name))
     for name in ("grow", "shrink", "free", "free_behind", "share_prefix", "fork", "write")
@@ -22,12 +22,12 @@ JITTED = {
 
 
 @dataclass
-class Plain:
-    """What the cache must be: of each slot the numbers that it holds, and their pages."""
+class Model:
+    """The expected state of the cache: the numbers in each slot, and their pages."""
 
     held: list[list[int]] = field(default_factory=lambda: [[] for _ in range(SLOTS)])
     pages: list[list[int]] = field(default_factory=lambda: [[] for _ in range(SLOTS)])
-    """-1 for one that was given back."""
+    """The pages of each slot. -1 stands for a page that was freed."""
     failed: bool = False
 
     @property
@@ -40,12 +40,12 @@ class Plain:
         return [page for page, number in enumerate(self.references) if not number]
 
     def grow(self, numbers: list[list[int]]) -> bool:
-        """Whether these numbers are there now; they are not after a failure."""
+        """Add these numbers to the slots. Returns False after a failure."""
         if self.failed:
             return False
         wanted = [-(-(len(x) + len(y)) // PAGE) for x, y in zip(self.held, numbers, strict=True)]
         needed = [x - len(y) for x, y in zip(wanted, self.pages, strict=True)]
-        if max(wanted) > MOST or sum(needed) > len(self.free):
+        if max(wanted) > MAX_PAGES or sum(needed) > len(self.free):
             self.failed = True
             return False
         free = self.free
@@ -86,8 +86,8 @@ class Plain:
         if self.failed:
             return
         whole = min(tokens, len(self.held[source])) // PAGE
-        is_gone = whole > 0 and self.pages[source][whole - 1] < 0
-        self.failed = source == target or is_gone
+        is_freed = whole > 0 and self.pages[source][whole - 1] < 0
+        self.failed = source == target or is_freed
         if not self.failed:
             self._share(source, target, whole)
 
@@ -108,23 +108,23 @@ class Plain:
             self.held[target], self.pages[target] = before
 
 
-class Both:
-    """The cache and the plain one, each number written where the tables say."""
+class CacheAndModel:
+    """The cache and its model. Each number is written to the page that the table names."""
 
     def __init__(self, is_jitted: bool):
-        self.plain, self.state = Plain(), serving.new_tables(SLOTS, MOST, PAGES, PAGE)
+        self.plain, self.state = Model(), serving.new_tables(SLOTS, MAX_PAGES, PAGES, PAGE)
         self.pages = serving.new_pages(PAGES, PAGE, 1, 1, jnp.float32) + jnp.nan
         self.calls = JITTED if is_jitted else {x: getattr(serving, x) for x in JITTED}
         self.written = 0
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """What the call returns; None where it raises, which is no failure that is kept."""
+        """The result of a call, or None if it raises, which is not recorded as a failure."""
         try:
             return self.calls[name](*arguments)
         except (ValueError, serving.OutOfPages):
             return None
 
-    def do(self, name: str, *given: Any) -> None:
+    def do(self, name: str, *given: Any) -> None:  # noqa: C901  a branch for each function
         kept = self.plain.failed
         if name == "grow":
             tokens = np.array(given[0])
@@ -165,7 +165,7 @@ class Both:
             self.state = found
 
     def check(self) -> None:
-        table = np.full((SLOTS, MOST), -1)
+        table = np.full((SLOTS, MAX_PAGES), -1)
         for slot, pages in enumerate(self.plain.pages):
             table[slot, : len(pages)] = pages
         np.testing.assert_array_equal(self.state.table, table)
@@ -180,29 +180,31 @@ class Both:
                 assert page < 0 or pages[page, i % PAGE] == number, (slot, i)
 
 
-def of_slots(x: Any) -> Any:
+def for_each_slot(x: Any) -> Any:
     return st.tuples(*[x] * SLOTS)
 
 
 ONE_SLOT = st.integers(0, SLOTS - 1)
 STEPS = st.one_of(
-    st.tuples(st.just("grow"), of_slots(st.integers(0, 6))),
-    st.tuples(st.just("grow"), of_slots(st.integers(0, 1))),
-    st.tuples(st.just("shrink"), of_slots(st.integers(0, 7))),
-    st.tuples(st.just("free"), of_slots(st.booleans())),
-    st.tuples(st.just("free_behind"), of_slots(st.integers(0, 9)), of_slots(st.booleans())),
+    st.tuples(st.just("grow"), for_each_slot(st.integers(0, 6))),
+    st.tuples(st.just("grow"), for_each_slot(st.integers(0, 1))),
+    st.tuples(st.just("shrink"), for_each_slot(st.integers(0, 7))),
+    st.tuples(st.just("free"), for_each_slot(st.booleans())),
+    st.tuples(
+        st.just("free_behind"), for_each_slot(st.integers(0, 9)), for_each_slot(st.booleans())
+    ),
     st.tuples(st.just("share_prefix"), ONE_SLOT, ONE_SLOT, st.integers(0, 20)),
     st.tuples(st.just("fork"), ONE_SLOT, ONE_SLOT),
     st.just(("clear",)),
 )
 WITH_CLEARING = st.tuples(st.booleans(), STEPS)
-"""Whether a failure is cleared before the step: until then little happens."""
+"""A step, and whether a failure is cleared before it; without that little happens."""
 
 
 @given(st.lists(WITH_CLEARING, min_size=5, max_size=40))
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_sequence_of_steps(steps):
-    both = Both(is_jitted=True)
+def test_any_sequence_of_steps_agrees_with_the_model(steps):
+    both = CacheAndModel(is_jitted=True)
     for clears, step in steps:
         if clears:
             both.do("clear")
@@ -215,8 +217,8 @@ def test_any_sequence_of_steps(steps):
 
 @given(st.lists(STEPS, min_size=5, max_size=12))
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_sequence_of_steps_that_raises_at_once(steps):
-    both = Both(is_jitted=False)
+def test_any_sequence_of_eager_steps_agrees_with_the_model(steps):
+    both = CacheAndModel(is_jitted=False)
     for step in steps:
         both.do(*step)
         both.check()

@@ -1,4 +1,4 @@
-"""The paged cache: whatever is done to it, each sequence has its own keys, and no page is lost."""
+"""The paged cache: after any steps each sequence has the right keys, and no page is lost."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 from attn_dispatch import dot_product_attention, paged_attention, serving
 from tests.support.repository import DOCS
 
-SLOTS, MOST, PAGES, PAGE, K, H = 4, 6, 15, 4, 2, 8
+SLOTS, MAX_PAGES, PAGES, PAGE, K, H = 4, 6, 15, 4, 2, 8
 POOL = np.zeros((PAGES, PAGE, K, H), np.float32)
 
 
 def tables(num_pages: int = PAGES) -> serving.PageTables:
-    return serving.new_tables(SLOTS, MOST, num_pages, PAGE)
+    return serving.new_tables(SLOTS, MAX_PAGES, num_pages, PAGE)
 
 
 def check(state: serving.PageTables, lengths: Any = None) -> None:
-    """What must hold of every state."""
+    """Check the invariants of a state."""
     table, references = np.asarray(state.table), np.asarray(state.references)
     has = np.arange(table.shape[1]) < -(-np.asarray(state.lengths)[:, None] // state.page_size)
     assert (table[has] >= 0).all() and (table[~has] == -1).all()
@@ -34,14 +34,14 @@ def check(state: serving.PageTables, lengths: Any = None) -> None:
 
 
 def read(state: serving.PageTables, pages: jax.Array, slot: int) -> np.ndarray:
-    """What stands in a sequence."""
+    """The keys of a sequence."""
     length = int(state.lengths[slot])
     found = np.asarray(pages)[np.asarray(state.table)[slot]].reshape(-1, *pages.shape[2:])
     return found[:length]
 
 
 class Cache:
-    """A cache beside plain lists of what its sequences should have."""
+    """A cache, and lists of the keys that its sequences must have."""
 
     def __init__(self, is_jitted: bool):
         self.state, self.rng = tables(), np.random.default_rng(0)
@@ -62,12 +62,12 @@ class Cache:
         lengths = np.array([len(x) for x in self.expected])
         pages = lambda x: -(-x // PAGE)  # noqa: E731
         needed = pages(lengths + tokens) - pages(lengths)
-        fits = (lengths + tokens <= MOST * PAGE).all()
+        fits = (lengths + tokens <= MAX_PAGES * PAGE).all()
         return fits and needed.sum() <= int(self.state.free_pages)
 
-    def step(self, what: str) -> None:
+    def step(self, name: str) -> None:
         source, target = self.rng.permutation(SLOTS)[:2]
-        if what == "grow":
+        if name == "grow":
             tokens = self.rng.integers(0, 6, SLOTS) * self.rng.integers(0, 2, SLOTS)
             if not self.has_room_for(tokens):
                 self.refused(lambda: self.grow(self.state, tokens))
@@ -83,7 +83,7 @@ class Cache:
                 self.pages = self.write(self.pages, rows, self.state, cu_seqlens=cu)
             for slot, number in enumerate(tokens):
                 self.expected[slot] = np.concatenate([self.expected[slot], new[slot, :number]])
-        elif what == "shrink":
+        elif name == "shrink":
             tokens = self.rng.integers(0, 4, SLOTS)
             lengths = np.maximum([len(x) for x in self.expected] - tokens, 0)
             shared = np.asarray(self.state.references)[np.asarray(self.state.table)] > 1
@@ -94,11 +94,11 @@ class Cache:
                 return
             self.state = self.shrink(self.state, tokens)
             self.expected = [x[:n] for x, n in zip(self.expected, lengths, strict=True)]
-        elif what == "free":
+        elif name == "free":
             slots = self.rng.integers(0, 3, SLOTS) == 0
             self.state = self.free(self.state, slots)
             self.expected = [x[:0] if y else x for x, y in zip(self.expected, slots, strict=True)]
-        elif what == "share":
+        elif name == "share":
             tokens = self.rng.integers(0, 30)
             self.state = self.share(self.state, source, target, tokens)
             length = min(tokens, len(self.expected[source])) // PAGE * PAGE
@@ -119,7 +119,7 @@ class Cache:
         error: type[Exception] = serving.OutOfPages,
         message: str = "expected at most",
     ) -> None:
-        """Nothing changes; not traced, it raises."""
+        """Check that a call changes nothing, and raises if it is not traced."""
         if not self.is_jitted:
             with pytest.raises(error, match=message):
                 call()
@@ -133,7 +133,7 @@ class Cache:
 
 
 @pytest.mark.parametrize("is_jitted", [True, False])
-def test_whatever_is_done_to_it(is_jitted):
+def test_random_steps_keep_the_keys_of_every_sequence(is_jitted):
     cache = Cache(is_jitted)
     steps = ("grow", "grow", "grow", "shrink", "free", "share", "fork")
     for number in range(300 if is_jitted else 60):
@@ -145,8 +145,8 @@ def test_whatever_is_done_to_it(is_jitted):
     assert int(cache.state.free_pages) == PAGES
 
 
-def test_attention_to_what_was_written():
-    """A prompt in chunks, then token by token, beside attention to arrays."""
+def test_attention_to_written_keys_equals_the_call_on_arrays():
+    """The steps are chunks of a prompt, then single tokens."""
     rng = np.random.default_rng(3)
     key, value = (rng.standard_normal((SLOTS, 20, K, H)).astype(np.float32) for _ in range(2))
     query = rng.standard_normal((SLOTS, 20, 2 * K, H)).astype(np.float32)
@@ -170,7 +170,7 @@ def test_attention_to_what_was_written():
     serving.raise_if_failed(state)
 
 
-def test_pages_are_written_in_place():
+def test_write_updates_pages_in_place():
     state = serving.grow(tables(), [3, 0, 1, 0])
     pages = serving.new_pages(PAGES, PAGE, K, H, jnp.float32)
     write = jax.jit(serving.write, donate_argnums=0)
@@ -180,7 +180,7 @@ def test_pages_are_written_in_place():
     assert float(write(pages, new, state, jnp.array([3, 0, 1, 0])).sum()) == 4 * K * H
 
 
-def test_a_prefix_is_shared_and_a_fork_goes_its_own_way():
+def test_a_prefix_is_shared_and_a_fork_copies_its_last_page():
     state = serving.grow(tables(), [10, 0, 0, 0])
     state = serving.share_prefix(state, 0, 1, 10)
     check(state, [10, 8, 0, 0])
@@ -194,8 +194,8 @@ def test_a_prefix_is_shared_and_a_fork_goes_its_own_way():
     assert start == end and int(full.references[state.table[1, 0]]) == 3
 
 
-def test_what_failed_is_remembered():
-    """Until it is cleared nothing grows and nothing is written."""
+def test_a_failure_is_remembered_until_it_is_cleared():
+    """Before that no slot grows and nothing is written."""
     grow, write = jax.jit(serving.grow), jax.jit(serving.write)
     begun = grow(tables(2), np.array([4, 0, 0, 0]))
     pages = write(jnp.zeros((2, PAGE, K, H)), jnp.ones((SLOTS, 4, K, H)), begun, [4, 0, 0, 0])
@@ -224,8 +224,8 @@ _CHANGES: dict[str, Callable[[serving.PageTables], serving.PageTables]] = {
 
 
 @pytest.mark.parametrize("name", _CHANGES)
-def test_after_a_failure_sequences_keep_what_they_have(name):
-    """What is done later in the same step would take keys away that had not been added."""
+def test_after_a_failure_sequences_keep_their_keys(name):
+    """A later change in the same step would remove keys that had not been added."""
     change = _CHANGES[name]
     begun = serving.grow(tables(3), [9, 0, 0, 0])
     failed = jax.jit(serving.grow)(begun, np.array([0, 4, 0, 0]))
@@ -235,19 +235,19 @@ def test_after_a_failure_sequences_keep_what_they_have(name):
         np.testing.assert_array_equal(getattr(after, field), getattr(begun, field))
     with pytest.raises(serving.OutOfPages, match="nothing has changed since but by free"):
         change(failed)
-    begun = serving.shrink(serving.recovered(failed), [4, 0, 0, 0])  # there is a page for a fork
+    begun = serving.shrink(serving.recovered(failed), [4, 0, 0, 0])  # this frees a page for a fork
     assert any(
         (x != y).any() for x, y in zip(*map(jax.tree.leaves, (change(begun), begun)), strict=True)
     )
 
 
-def test_a_prefix_that_was_given_back_is_not_shared():
+def test_a_freed_prefix_is_not_shared():
     state = serving.free_behind(serving.grow(tables(), [10, 0, 0, 0]), 2)
     with pytest.raises(ValueError, match=r"slot 0 has, got 8: that page was given back"):
         serving.share_prefix(state, 0, 1, 8)
     after = jax.jit(serving.share_prefix)(state, 0, 1, 8)
     assert after.failed and not after.lengths[1]
-    forked = serving.fork(state, 0, 1)[0]  # behind the same window
+    forked = serving.fork(state, 0, 1)[0]  # with the same window
     assert forked.lengths.tolist() == [10, 10, 0, 0] and int((forked.table >= 0).sum()) == 2
 
 
@@ -329,13 +329,13 @@ def test_a_prefix_that_was_given_back_is_not_shared():
         ),
     ],
 )  # fmt: skip
-def test_wrong_calls_say_what_was_expected(call, error, message):
+def test_a_wrong_call_raises_with_what_was_expected(call, error, message):
     with pytest.raises(error, match=message):
         call(tables())
 
 
-def test_the_code_of_the_page_runs():
-    """docs/serving.md, from top to bottom."""
+def test_the_code_of_the_serving_page_runs():
+    """The snippets of docs/serving.md run in order and use every public name."""
     page = (DOCS / "serving.md").read_text("utf-8")
     names: dict[str, Any] = {}
     for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):

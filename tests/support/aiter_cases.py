@@ -20,7 +20,7 @@ _CAUSAL: dict[str, Any] = {"is_causal": True}
 _BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}
 _LENGTHS: dict[str, Any] = {"b": 4, "q_lengths": (24, 9, 0, 17), "kv_lengths": (33, 40, 12, 0)}
 _ONE_ROW: dict[str, Any] = {
-    # Sequences without queries, without keys, without either, and rows after the last.
+    # Sequences without queries, without keys and without both, and rows after the last sequence.
     "b": 1,
     "t": 48,
     "s": 56,
@@ -35,7 +35,7 @@ _TWO_ROWS: dict[str, Any] = {
     "longest": (15, 24),
 }
 _SEGMENTS: dict[str, Any] = {
-    # Segments without queries, without keys, of an id that is nowhere; padding all around.
+    # Segments without queries, without keys and without both, with padding before and after.
     "b": 2,
     "max_segments": 5,
     "q_segments": (
@@ -54,10 +54,10 @@ _ASM_RAGGED: dict[str, Any] = {
 }  # fmt: skip
 
 _PAGED: dict[str, Any] = {
-    # Pages in which a length ends, that are full, and that nobody has.
+    # A row ends inside a page, one ends with a page, and some pages belong to no row.
     "b": 3, "t": 1, "s": 384, "page": 128, "kv_lengths": (300, 0, 128), "inference": True,
 }  # fmt: skip
-_BESIDE: dict[str, Any] = {"b": 3, "t": 1, "s": 200, "kv_lengths": (200, 0, 131)}
+_CACHE: dict[str, Any] = {"b": 3, "t": 1, "s": 200, "kv_lengths": (200, 0, 131)}
 
 AITER_CASES: tuple[Case, ...] = (
     _case("full"),
@@ -133,7 +133,7 @@ AITER_CASES: tuple[Case, ...] = (
     _case("lse_grad", lse_grad=True),
     _case("lse_grad_f16", lse_grad=True, dtype="float16", **_CAUSAL),
     _case("lse_grad_dead_rows", lse_grad=True, t=40, s=24, **_BOTTOM_RIGHT),
-    _case("lse_grad_odd_head_dims", lse_grad=True, h=20, v=13),  # the columns are there already
+    _case("lse_grad_odd_head_dims", lse_grad=True, h=20, v=13),  # padding has columns
     _case("lse_grad_bias", lse_grad=True, bias=(2, 4, 24, 40), bias_dtype="bfloat16"),
     _case("lse_grad_alibi_window", lse_grad=True, alibi=1, window=(5, 4)),
     _case("lse_grad_dropout", lse_grad=True, dropout=0.4, **_CAUSAL),
@@ -141,32 +141,32 @@ AITER_CASES: tuple[Case, ...] = (
     _case("lse_grad_lengths", lse_grad=True, **_LENGTHS, **_BOTTOM_RIGHT),
     _case("lse_grad_packed", lse_grad=True, **_ONE_ROW, **_CAUSAL),
     _case("lse_grad_segments", lse_grad=True, **_SEGMENTS),
-    _case("split", **_BESIDE, **_BOTTOM_RIGHT),
-    _case("split_f16", **_BESIDE, dtype="float16"),
-    _case("split_d96", **_BESIDE | {"h": 96, "k": 4, "n": 4}),
-    _case("split_odd_head_dims", **_BESIDE, h=20, v=13),
-    _case("split_value_wider", **_BESIDE, h=64, v=136),
-    _case("split_queries", **_BESIDE | {"t": 5}),
-    _case("split_queries_causal", **_BESIDE | {"t": 5}, **_BOTTOM_RIGHT),
-    _case("split_queries_top_left", **_BESIDE | {"t": 5}, **_CAUSAL),
-    _case("split_query_lengths", **_BESIDE | {"t": 5}, q_lengths=(3, 5, 4), **_BOTTOM_RIGHT),
-    _case("split_query_lengths_full", **_BESIDE | {"t": 3}, q_lengths=(3, 2, 0)),
-    _case("split_window", **_BESIDE, window=(40, 0), alignment="bottom_right"),
+    _case("split", **_CACHE, **_BOTTOM_RIGHT),
+    _case("split_f16", **_CACHE, dtype="float16"),
+    _case("split_d96", **_CACHE | {"h": 96, "k": 4, "n": 4}),
+    _case("split_odd_head_dims", **_CACHE, h=20, v=13),
+    _case("split_value_wider", **_CACHE, h=64, v=136),
+    _case("split_queries", **_CACHE | {"t": 5}),
+    _case("split_queries_causal", **_CACHE | {"t": 5}, **_BOTTOM_RIGHT),
+    _case("split_queries_top_left", **_CACHE | {"t": 5}, **_CAUSAL),
+    _case("split_query_lengths", **_CACHE | {"t": 5}, q_lengths=(3, 5, 4), **_BOTTOM_RIGHT),
+    _case("split_query_lengths_full", **_CACHE | {"t": 3}, q_lengths=(3, 2, 0)),
+    _case("split_window", **_CACHE, window=(40, 0), alignment="bottom_right"),
     _case(
         "split_window_queries",
-        **_BESIDE | {"t": 6},
+        **_CACHE | {"t": 6},
         window=(30, 2),
         alignment="bottom_right",
         q_lengths=(6, 2, 1),
         inference=True,
     ),
-    _case("split_one_key", **_BESIDE, is_causal=True),
-    _case("split_soft_cap", **_BESIDE, soft_cap=1.5, **_BOTTOM_RIGHT),
-    _case("split_alibi", **_BESIDE, alibi=1, **_BOTTOM_RIGHT),
+    _case("split_one_key", **_CACHE, is_causal=True),
+    _case("split_soft_cap", **_CACHE, soft_cap=1.5, **_BOTTOM_RIGHT),
+    _case("split_alibi", **_CACHE, alibi=1, **_BOTTOM_RIGHT),
     _case(
-        "split_alibi_queries", **_BESIDE | {"t": 4}, alibi=3, q_lengths=(4, 1, 3), **_BOTTOM_RIGHT
+        "split_alibi_queries", **_CACHE | {"t": 4}, alibi=3, q_lengths=(4, 1, 3), **_BOTTOM_RIGHT
     ),
-    _case("split_scale_negative", **_BESIDE, scale=-0.2),
+    _case("split_scale_negative", **_CACHE, scale=-0.2),
     _case("split_long", b=1, t=1, s=1900, n=2, k=1, kv_lengths=(1777,)),
     _case("paged", **_PAGED, **_BOTTOM_RIGHT),
     _case("paged_f16", **_PAGED, dtype="float16", h=64),
@@ -188,7 +188,7 @@ AITER_CASES: tuple[Case, ...] = (
     _case("paged_alibi", **_PAGED | {"t": 3}, alibi=3, **_BOTTOM_RIGHT),
     _case("paged_shared", **_PAGED, shared_pages=1),
     _case("paged_wrong_length", **_PAGED | {"kv_lengths": (300, -1, 385)}),
-    _case("split_heads_first", **_BESIDE | {"t": 5}, heads_first="q kv", **_BOTTOM_RIGHT),
+    _case("split_heads_first", **_CACHE | {"t": 5}, heads_first="q kv", **_BOTTOM_RIGHT),
     _case("paged_heads_first", **_PAGED, h=64, v=32, heads_first="kv"),
     _case("paged_heads_first_alibi", **_PAGED | {"t": 3}, alibi=3, heads_first="kv"),
     _case("paged_one_pool", **_PAGED, one_pool=True, **_BOTTOM_RIGHT),
@@ -206,14 +206,14 @@ AITER_CASES: tuple[Case, ...] = (
     _case("asm_packed_bottom_right", **_ASM_RAGGED, **_BOTTOM_RIGHT),
 )
 
-# The architectures differ in their ASM kernels alone.
+# The architectures differ only in their ASM kernels.
 CASES_BY_GFX: tuple[tuple[Case, str], ...] = (
     *((case, "gfx942") for case in AITER_CASES),
     *((case, "gfx950") for case in AITER_CASES if case.name.startswith("asm")),
 )
 
-# Not chosen by the front end, since it is less accurate, but the handlers can: gfx950 gathers dq in
-# a third layout of dq_acc, gfx942 in dq itself.
+# The front end does not choose 16-bit atomics, which are less accurate, but the handlers run them:
+# gfx950 sums dq in a third layout of dq_acc, gfx942 in dq itself.
 SIXTEEN_BIT_CASES: tuple[tuple[Case, str], ...] = tuple(
     (_case(f"sixteen_bit_{name}", **_ASM | {"b": 2, "t": 150}, **options), gfx)
     for name, options in (("full", {}), ("bottom_right", _BOTTOM_RIGHT))

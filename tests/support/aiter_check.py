@@ -1,4 +1,4 @@
-"""One case of AITER's, compiled once, to be checked against the float64 reference at will."""
+"""A case compiled for AITER, whose results can be checked against the float64 reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.emulator.native import Emulator
 
 @dataclass(frozen=True)
 class Check:
-    """A compiled case, what it must compute, and how far off it may be."""
+    """A compiled case, its expected results, and the errors that are allowed."""
 
     case: Case
     emulator: Emulator
@@ -41,13 +41,13 @@ class Check:
     expected: Operands
     allowance: dict[str, float]
     chosen: dict[str, tuple[AiterCall, Kernel]]
-    """What AITER is to be asked, forward and, if there is one, backward."""
+    """The call and the kernel that AITER must get, forward and, if there is one, backward."""
 
     @staticmethod
     def of(case: Case, device: Device, emulator: Emulator) -> Check:
-        """The forward call, and the backward call for every gradient that AITER can be asked for.
+        """Compile the forward call, and the backward call for every gradient that AITER computes.
 
-        NaN stands in all padding. `emulator` is the one behind the custom calls.
+        NaN fills all padding. `emulator` is the one that runs the custom calls.
         """
         gradients = gradients_of(case, device)
         given = _with_residuals(case)
@@ -64,7 +64,7 @@ class Check:
     def chosen_for(
         case: Case, device: Device, *, needs_lse: bool = True
     ) -> dict[str, tuple[AiterCall, Kernel]]:
-        """What the front end makes of the case: by direction AITER's call and the kernel."""
+        """The call and the kernel that the front end chooses for the case, by direction."""
         operands = _with_residuals(case)
         options = {"forward": case.forward_options(needs_lse=needs_lse)}
         if gradients := gradients_of(case, device):
@@ -73,27 +73,27 @@ class Check:
         return {x: (y, aiter_kernels.kernel_for(y, device.arch)) for x, y in calls.items()}
 
     def run(self) -> Operands:
-        """out, lse and the gradients."""
+        """The results: out, lse and the gradients."""
         return {x: np.asarray(y, np.float64) for x, y in self.compiled(self.arrays).items()}
 
     def errors(self) -> dict[str, float]:
-        """The largest error of each result in units of what is allowed: above 1 is wrong."""
+        """The largest error of each result as a share of what is allowed: above 1 is wrong."""
         got = self.run()
         assert got.keys() == self.allowance.keys()
         return {x: error(got[x], self.expected[x]) / self.allowance[x] for x in got}
 
-    def asked_otherwise(self) -> list[str]:
-        """Where the last run asked AITER otherwise than the judge of its dispatch does."""
-        return asked_otherwise(self.case, self.chosen, self.emulator)
+    def differences_from_judge(self) -> list[str]:
+        """The differences between the last run's calls of AITER and the judge's."""
+        return differences_from_judge(self.case, self.chosen, self.emulator)
 
 
-def asked_otherwise(
+def differences_from_judge(
     case: Case, chosen: dict[str, tuple[AiterCall, Kernel]], emulator: Emulator
 ) -> list[str]:
-    """Where a case's last run asked AITER otherwise than the judge of its dispatch does.
+    """The differences between the calls that a case's last run made of AITER, and the judge's.
 
-    Compared is every field of aiter_api.h, pointers as being null or not, but for the strides of a
-    bias, which may be broadcast. `chosen` is what `Check.chosen_for` says. Empty is right.
+    Every field of aiter_api.h is compared, a pointer only as null or not, except the strides of a
+    bias, which may be broadcast. `chosen` comes from `Check.chosen_for`. The result should be [].
     """
     wrong = []
     for direction, (call, kernel) in chosen.items():
@@ -105,7 +105,7 @@ def asked_otherwise(
             accumulator=kernel.accumulator,
             num_splits=kernel.num_splits,
         )
-        expected.call.scale = abs(case.scale) or 1.0  # with another query: scaled_query.py
+        expected.call.scale = abs(case.scale) or 1.0  # scaled_query.py changes the query instead
         wrong += [f"{direction}: {x}" for x in _differences(got, expected)]
     return wrong
 
@@ -124,7 +124,7 @@ def _differences(got: Any, expected: Any) -> list[str]:
 
 
 def gradients_of(case: Case, device: Device) -> tuple[str, ...]:
-    """The gradients that AITER can be asked for: of alibi_slopes never, of some biases not."""
+    """The gradients that AITER computes: never that of alibi_slopes, nor those of some biases."""
     if case.inference:
         return ()
     operands = _with_residuals(case)
@@ -137,7 +137,7 @@ def gradients_of(case: Case, device: Device) -> tuple[str, ...]:
 
 
 def _with_residuals(case: Case) -> Operands:
-    """All operands of the backward call, out and lse being 0."""
+    """All operands of the backward call, with zeros as out and lse."""
     operands = case.operands() | case.cotangents()
     zeros = np.zeros_like(operands["out_grad"])
     return operands | {"out": zeros, "lse": np.zeros((case.b, case.n, case.t), np.float32)}
@@ -148,7 +148,7 @@ def _options_of(case: Case, options: AttentionOptions) -> AttentionOptions:
 
 
 def _spec_of(case: Case, options: AttentionOptions, operands: Operands) -> AttentionSpec:
-    """Of the call that the case makes, which may be one of keys in pages."""
+    """The spec of the case's call, which may have its keys in pages."""
     if not case.page:
         return spec_of(options, operands)
     arrays = {name: jnp.asarray(x) for name, x in operands.items()}
@@ -160,10 +160,8 @@ def _program(case: Case, device: Device, gradients: tuple[str, ...]) -> Any:
 
     @jax.jit
     def both(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        asked = given
-        if case.page:
-            asked = in_pages(case, given)
-        out, lse = _call(aiter.forward, _options_of(case, forward_options), asked, device)
+        operands = in_pages(case, given) if case.page else given
+        out, lse = _call(aiter.forward, _options_of(case, forward_options), operands, device)
         if not gradients:
             return {"out": out, "lse": lse}
         residuals = {"out": out + given["out"], "lse": lse + given["lse"]}
@@ -174,7 +172,7 @@ def _program(case: Case, device: Device, gradients: tuple[str, ...]) -> Any:
 
 
 def _call(function: Any, options: Any, operands: Any, device: Device) -> tuple[Any, ...]:
-    """aiter.forward or aiter.backward, its results checked against `spec.results`."""
+    """Call aiter.forward or aiter.backward, and check its results against `spec.results`."""
     spec = spec_of(options, operands)
     assert aiter.not_supported_reasons(spec, device) == ()
     results = function(spec, device, {name: operands[name] for name in options.operands})
@@ -202,7 +200,7 @@ def _keep_mask(case: Case, emulator: Emulator) -> np.ndarray | None:
 
 
 def _sequences(case: Case) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """Batch row, queries and keys of each sequence, in AITER's order; none if rows are whole."""
+    """The batch row, queries and keys of each packed sequence, in AITER's order."""
     options, operands = case.forward_options(), case.operands()
     if case.cu_q is not None:
         number = len(case.cu_q[0]) - 1
@@ -219,7 +217,7 @@ def _sequences(case: Case) -> list[tuple[int, np.ndarray, np.ndarray]]:
 
 @contextmanager
 def sixteen_bit_atomics() -> Iterator[None]:
-    """ASM's backward passes gather the gradient of the queries in 16 bits."""
+    """Let ASM's backward kernels sum the gradient of the queries in 16 bits."""
     choose = aiter_kernels.kernel_for
 
     def kernel_for(call, arch):

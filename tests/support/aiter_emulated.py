@@ -1,4 +1,4 @@
-"""rocm_backend's handlers running under JAX on this machine's CPU, AITER's part by the emulator."""
+"""The handlers of rocm_backend under JAX on this CPU, with the emulator in AITER's place."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ HANDLERS = (
     "library",
 )  # fmt: skip
 PREPARE = build.HERE / "handlers" / "prepare.cc"
-"""The handlers' steps for tests, without XLA."""
+"""An entry for tests to the handlers' steps, without XLA."""
 
 
 def library() -> Path:
-    """The handlers, compiled against the emulator's HIP and with the emulator inside."""
+    """The handlers and the emulator in one library, compiled against the emulator's HIP."""
     return build_module(ROCM_BACKEND, NAME)
 
 
 def build_module(folder: Path, name: str) -> Path:
-    """The handlers of this folder as a Python module of this name."""
+    """Build the handlers of a folder as a Python module of the given name."""
     return build.build(
         name,
         [*(folder / f"{handler}.cc" for handler in HANDLERS), *build.SOURCES, PREPARE],
@@ -65,10 +65,10 @@ _loaded: list[Emulator] = []
 
 
 def emulator(path: Path | None = None) -> Emulator:
-    """The emulator, behind custom calls that XLA's CPU knows from the first time on."""
+    """The emulator. The first call registers its custom calls for XLA's CPU platform."""
     if not _loaded:
         path = path or library()
-        jax.devices("cpu")  # what is registered before the platform is up comes in the wrong order
+        jax.devices("cpu")  # handlers are registered after the platform is up
         module = load_module(path)
         for gfx in ("gfx942", "gfx950"):
             module.load_aiter(path, gfx)
@@ -79,8 +79,8 @@ def emulator(path: Path | None = None) -> Emulator:
 
 @contextmanager
 def arch(name: str) -> Iterator[Emulator]:
-    """The emulator plays this GPU."""
-    emulator().reset()  # others may have called it as it was
+    """The emulator as a GPU of this architecture."""
+    emulator().reset()  # an earlier test may have used it
     emulator().set_arch(name)
     try:
         yield emulator()

@@ -1,4 +1,4 @@
-"""Arrays and gradients of public calls that AITER computes, emulated."""
+"""Operands and gradients of public calls that the emulated AITER computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests need of cuDNN on a machine without a GPU."""
+"""Marks of tests that need cuDNN but no GPU, and specs of cases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 needs_cudnn = pytest.mark.skipif(
     not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable_reason}"
 )
-"""Planning, and so lowering for cuda, needs attn_dispatch._cuda and cuDNN, and no GPU."""
+"""Planning, and with it lowering for cuda, needs attn_dispatch._cuda and cuDNN but no GPU."""
 
 
 needs_no_driver = pytest.mark.skipif(
-    cudnn_library.find().can_run, reason="with a driver cuDNN is loaded in this process, for good"
+    cudnn_library.find().can_run, reason="with a driver this process loads cuDNN and keeps it"
 )
 
 
@@ -24,5 +24,5 @@ def forward_spec(case: Case, *, needs_lse: bool = True) -> AttentionSpec:
 
 
 def backward_spec(case: Case, gradients: tuple[str, ...] | None = None) -> AttentionSpec:
-    """For these gradients, or all that the case has."""
+    """The spec of the backward call for these gradients; None means all that the case has."""
     return forward_spec(case).backward(case.backward_options(gradients))

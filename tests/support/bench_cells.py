@@ -1,4 +1,4 @@
-"""Small cells for the tests of the benchmark, and how its command is run."""
+"""Small cells for the tests of the benchmark, and a run of its command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing results with the float64 reference, and the operands for it."""
+"""Comparison of results with the float64 reference, and operands with NaN in padding."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def check(spec: AttentionSpec, results: tuple[Any, ...], expected: Operands) -> 
 
 
 def poisoned(spec: AttentionSpec, operands: Operands) -> Operands:
-    """With NaN in padding, but for lse, which is our own: -inf there and in wrong rows."""
+    """The operands with NaN in padding. lse, an earlier result, is -inf there and where NaN."""
     lse = np.where(np.isnan(operands["lse"]), np.float32(-np.inf), operands["lse"])
     return poison_padding(spec.options, operands) | {"lse": lse}

@@ -1,4 +1,4 @@
-"""Small C and C++ programs and libraries, compiled by the tests that need them."""
+"""Compilation of the small C and C++ programs and libraries that tests need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(not CXX, reason="needs a C++ compiler: no g+
 
 
 def compiled(output: Path, *arguments: str | Path) -> Path:
-    """`output`, made of these arguments of the compiler; every warning is an error."""
+    """Compile `output` with these arguments; every warning is an error."""
     command = [CXX, "-Wall", "-Wextra", "-Werror", *map(str, arguments), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -23,7 +23,7 @@ def compiled(output: Path, *arguments: str | Path) -> Path:
 
 
 def library(output: Path, source: str, *arguments: str | Path) -> Path:
-    """A shared library of this C++, whose soname is its file's name."""
+    """Compile C++ to a shared library whose soname is the name of its file."""
     text = output.with_suffix(".cc")
     text.write_text(source)
     return compiled(

@@ -1,4 +1,4 @@
-"""cuDNN calls in the terms of `_cuda`, for tests that ask it about attributes directly."""
+"""cuDNN calls as attributes, for tests that pass them to `_cuda` directly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attn_dispatch_tools.verify.sizes import case
 from tests.support.backend import forward_spec
 
 PLAIN: CudnnCall = variants_of(forward_spec(case("plain", n=8, k=8), needs_lse=False))[0]
-"""Forward, bfloat16, [2, 256, 8, 64] all three, and no option."""
+"""A forward call without options: bfloat16, query, key and value of [2, 256, 8, 64]."""
 
 
 def cudnn_attributes(**changes: Any) -> dict[str, Any]:
-    """What a probe passes for PLAIN with these changes."""
+    """The attributes of PLAIN with these changes."""
     return asdict(replace(PLAIN, **changes))

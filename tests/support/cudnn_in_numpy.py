@@ -1,9 +1,9 @@
-"""What cuDNN makes of a custom call's operands, in float64: the contract of buffers.h, written out.
+"""cuDNN's custom calls in float64 NumPy: the contract of buffers.h, written out.
 
-What a kernel leaves unspecified is NaN here: rows of no sequence, and those that attend nothing. It
-reads what a kernel may read: all of an array that is not packed, whatever the lengths, and of pages
-up to the end of a tile, where the table has ended NaN. The one for decoding, of a single query
-beside lengths, reads none of its padding.
+Results that a kernel leaves unspecified are NaN here: rows of no sequence, and rows without keys.
+The code reads what a kernel may read: all of an array that is not packed, whatever the lengths, and
+pages up to the end of a tile, as NaN past the end of the table. The kernel for decoding, with one
+query and key lengths, reads no padding.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.support.nodes_in_numpy import run as run_nodes
 Arrays = dict[str, np.ndarray]
 
 _TILE = 128
-"""Keys of pages that are read at a time: NaN past the table's end made NaN (H200, 9.19)."""
+"""Keys of pages read at a time: NaN past the end of the table made results NaN (H200, 9.19)."""
 
 
 def names_of(call: CudnnCall) -> list[str]:
-    """The operands in the order of buffers.h."""
+    """The names of the operands, in the order of buffers.h."""
     flags = ["flags_q", "flags_kv"] if call.backward else ["flags_q"]
     names = flags if call.clears_rows else []
     names += ["query", "key", "value"]
@@ -47,7 +47,7 @@ def _node_arrays(call: CudnnCall) -> int:
 
 
 def run(call: CudnnCall, operands: list[Any]) -> Arrays:
-    """The results by the names of buffers.h, in float32."""
+    """The results in float32, by their names in buffers.h."""
     assert call.scale > 0
     given = dict(zip(names_of(call), map(np.asarray, operands), strict=True))
     results = _Results(call)
@@ -64,22 +64,22 @@ def run(call: CudnnCall, operands: list[Any]) -> Arrays:
 
 
 def keep_mask(call: CudnnCall, seed: np.ndarray) -> np.ndarray:
-    """What dropout keeps, bool [B, N, T, S]."""
+    """The dropout mask, bool [B, N, T, S], True = kept."""
     shape = (call.batch, call.num_heads, call.seq_len_q, call.seq_len_kv)
     return np.random.default_rng(seed.astype(np.uint64)).random(shape) >= call.dropout_rate
 
 
 class _Results:
-    """The results of a call, NaN where nothing has been written."""
+    """The results of a call, which are NaN until they are written."""
 
     def __init__(self, call: CudnnCall) -> None:
         n, k = call.num_heads, call.num_kv_heads
 
         def rows(side: str, *dims: int) -> np.ndarray:
-            of_queries = side == "q"
-            packed = call.packed_rows_q if of_queries else call.packed_rows_kv
-            length = call.seq_len_q if of_queries else call.seq_len_kv
-            head_rows = call.head_rows_q if of_queries else call.head_rows_kv
+            is_query = side == "q"
+            packed = call.packed_rows_q if is_query else call.packed_rows_kv
+            length = call.seq_len_q if is_query else call.seq_len_kv
+            head_rows = call.head_rows_q if is_query else call.head_rows_kv
             if head_rows and len(dims) == 2:
                 batch = packed // head_rows if call.is_packed else call.batch
                 return np.full((batch, dims[0], head_rows, dims[1]), np.nan)
@@ -107,7 +107,7 @@ class _Results:
 
 @dataclass
 class _Sequence:
-    """Sequence b of a call; [N, T, ·] and [N, S, ·] inside, a key head for each query head."""
+    """Sequence `b` of a call as arrays [N, T, ·] and [N, S, ·], kv heads repeated to N."""
 
     call: CudnnCall
     given: Arrays
@@ -136,20 +136,20 @@ class _Sequence:
             rows = slice(self.t) if call.bias_rows > 1 else slice(1)
             score = score + self.bias_of(given["bias"].astype(np.float64))[:, rows, : self.s]
         diagonal = i + (self.length_kv - self.length_q if call.bottom_right else 0)
-        may = (i < self.length_q) & (j < self.length_kv)
+        is_visible = (i < self.length_q) & (j < self.length_kv)
         if call.window_left >= 0:
-            may &= j >= diagonal - call.window_left
+            is_visible &= j >= diagonal - call.window_left
         if call.window_right >= 0:
-            may &= j <= diagonal + call.window_right
-        self.is_hidden = may.any(axis=-1) & ~(may & ~is_hidden).any(axis=-1)
-        self.score = np.where(may, score, -np.inf)
+            is_visible &= j <= diagonal + call.window_right
+        self.is_hidden = is_visible.any(axis=-1) & ~(is_visible & ~is_hidden).any(axis=-1)
+        self.score = np.where(is_visible, score, -np.inf)
         self.kept: Any = 1.0
         if call.dropout_rate:
             self.keep = keep_mask(call, given["seed"])[self.b, :, : self.t, : self.s]
             self.kept = self.keep / (1 - call.dropout_rate)
 
     def with_nodes(self, score: np.ndarray, t: np.ndarray, s: np.ndarray) -> np.ndarray:
-        """The score by score_nodes; what they have computed is `nodes`."""
+        """The score after the score nodes; their results are kept in `self.nodes`."""
         every = np.broadcast_arrays(t, s, score)
         self.nodes: dict[str, Any] = {"x": score, "t": every[0], "s": every[1]}
         extents = ([int(x) for x in a.split()[1:]] for a in self.call.node_arrays.split(",") if a)
@@ -162,8 +162,8 @@ class _Sequence:
 
     def forward(self, results: _Results) -> None:
         top = self.score.max(axis=2, initial=-np.inf)
-        # What it makes of rows without a key is not said; but where nodes have made all scores
-        # -inf, out is 0 and lse -inf (H200, 9.19 and 9.28: some hundred drawn batch rows).
+        # cuDNN does not document rows without keys; but where nodes make all scores -inf, out is 0
+        # and lse -inf (H200, 9.19 and 9.28, in hundreds of drawn batch rows).
         is_hidden = self.is_hidden
         top = np.where(is_hidden, 0, np.where(top == -np.inf, np.nan, top))
         weights = np.exp(self.score - top[..., None])
@@ -200,10 +200,10 @@ class _Sequence:
             raw_grad = score_grad
         raw_grad = self.call.scale * raw_grad
         self.put(results.arrays["dq"], raw_grad @ self.k, "query")
-        of_keys = self.sum_groups(raw_grad.swapaxes(1, 2) @ self.q)
-        self.put(results.arrays["dk"], of_keys, "key")
-        of_values = self.sum_groups((p * self.kept).swapaxes(1, 2) @ out_grad)
-        self.put(results.arrays["dv"], of_values, "value")
+        dk = self.sum_groups(raw_grad.swapaxes(1, 2) @ self.q)
+        self.put(results.arrays["dk"], dk, "key")
+        dv = self.sum_groups((p * self.kept).swapaxes(1, 2) @ out_grad)
+        self.put(results.arrays["dv"], dv, "value")
         if self.call.needs_dbias:
             target = self.bias_of(results.arrays["dbias"])[:, : self.t, : self.s]
             per_head = np.where(self.score == -np.inf, 0, score_grad)
@@ -216,17 +216,17 @@ class _Sequence:
         return x.reshape(self.call.num_kv_heads, self.groups, *x.shape[1:]).sum(axis=1)
 
     def in_rows(self, x: np.ndarray, name: str, count: int) -> np.ndarray:
-        """[heads, count, dim] of an array, of the sequence, by cuDNN's strides; writes go through.
+        """A view [heads, count, dim] of the sequence's rows of an array, by cuDNN's strides.
 
-        `name` is that of the offsets, and with it of the side and of the dim.
+        `name` is the tensor whose offsets, heads and width apply.
         """
         call = self.call
-        of_keys = name in ("key", "value")
-        heads = call.num_kv_heads if of_keys else call.num_heads
+        is_key = name in ("key", "value")
+        heads = call.num_kv_heads if is_key else call.num_heads
         dims = {"query": call.head_dim, "key": call.head_dim, "lse": 1}
         dim = dims.get(name, call.head_dim_v)
-        length = call.seq_len_kv if of_keys else call.seq_len_q
-        head_rows = call.head_rows_kv if of_keys else call.head_rows_q
+        length = call.seq_len_kv if is_key else call.seq_len_q
+        head_rows = call.head_rows_kv if is_key else call.head_rows_q
         if name == "lse":
             head_rows = 0
         by_head, by_row = (head_rows * dim, dim) if head_rows else (dim, heads * dim)
@@ -241,11 +241,11 @@ class _Sequence:
 
     def heads_first(self, name: str) -> np.ndarray:
         x = self.given[name].astype(np.float64)
-        of_keys = name in ("key", "value")
-        if self.call.page_size and of_keys:
-            # Kernels may read pages past a length: those must be there.
-            is_apart = name == "value" and self.call.has_value_table
-            pages = x[self.given["value_table" if is_apart else "page_table"][self.b]]
+        is_key = name in ("key", "value")
+        if self.call.page_size and is_key:
+            # Kernels may read pages past a length, so that these must exist.
+            has_own_table = name == "value" and self.call.has_value_table
+            pages = x[self.given["value_table" if has_own_table else "page_table"][self.b]]
             heads, dim = self.call.num_kv_heads, x.shape[-1]
             if self.call.head_rows_kv:
                 assert self.call.head_rows_kv == self.call.page_size
@@ -254,10 +254,10 @@ class _Sequence:
             behind = np.full((self.s - len(rows), heads, dim), np.nan)
             return np.concatenate([rows, behind]).swapaxes(0, 1)
         name = "out" if name == "out_grad" else name
-        return self.in_rows(x, name, self.s if of_keys else self.t).copy()
+        return self.in_rows(x, name, self.s if is_key else self.t).copy()
 
     def put(self, target: np.ndarray, x: np.ndarray, name: str) -> None:
-        """[heads, rows, …] to where the sequence lies; rows past its length stay NaN."""
+        """Write [heads, rows, …] to the sequence's rows; rows past its length stay NaN."""
         length = self.length_kv if name in ("key", "value") else self.length_q
         x = x[:, :length]
         if x.ndim == 2 and not self.call.is_packed:

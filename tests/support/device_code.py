@@ -16,12 +16,12 @@ _MACHINES = {0x04C: "gfx942", 0x04F: "gfx950"}
 
 @dataclass(frozen=True)
 class CodeObject:
-    """One ELF file for a GPU."""
+    """One ELF file with code for a GPU."""
 
     target: str
-    """What the bundle calls it."""
+    """Its target in the bundle."""
     machine: str
-    """What its own header says it is for."""
+    """The GPU that the ELF header names."""
     kernels: tuple[str, ...]
     size: int
 

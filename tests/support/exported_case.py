@@ -1,4 +1,4 @@
-"""A named case as a program of its query, key and value: for tests/gpu."""
+"""A named case as a program of its query, key and value, for tests/gpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny stand-in for the amd-aiter wheel and for a compiler, for tests of build-aiter."""
+"""Tiny stand-ins for the amd-aiter wheel and for a compiler, for tests of build-aiter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_ninja = pytest.mark.skipif(
     reason="needs ninja",
 )
 
-# CK's generator as far as the build knows it: filters, a dispatch file, files only touched if new.
+# The parts of CK's generator that the build uses: filters, a dispatch file, a list of files.
 _CK_GENERATOR = """
 import argparse, fnmatch, pathlib
 parser = argparse.ArgumentParser()
@@ -35,7 +35,7 @@ else:
         pathlib.Path(args.output_dir, file).write_text(f"// {file}\\n")
 """
 
-# AITER's: each writes one file, and says for which GPU.
+# AITER's generators: each writes one file, which names its GPU.
 _AITER_GENERATOR = """
 import sys, pathlib
 from chip_info import get_gfx_list
@@ -61,7 +61,7 @@ target.write_text("built")
 
 
 def make_wheel(folder: Path, version: str = WHEEL_VERSION) -> None:
-    """Unpack the stand-in into `folder`."""
+    """Write the stand-in for the unpacked wheel into `folder`."""
     information = folder / f"amd_aiter-{version}.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text(f"Name: amd-aiter\nVersion: {version}\n")
@@ -85,7 +85,7 @@ def make_wheel(folder: Path, version: str = WHEEL_VERSION) -> None:
 
 
 def make_toolchain(folder: Path) -> tuple[Toolchain, Path]:
-    """A compiler that only writes down what it was asked for, and where it does."""
+    """A compiler that only logs the names of its targets, and its log."""
     script, log = folder / "compiler.py", folder / "compiled.txt"
     script.write_text(_COMPILER)
     log.touch()

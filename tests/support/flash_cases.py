@@ -1,4 +1,4 @@
-"""Cases that FlashAttention's kernels run, which are about the sequences that they are given."""
+"""Cases for FlashAttention's kernels that differ in their sequences."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What FlashAttention's kernels make of a call, in float64: the contract of flash/kernels.py.
+"""FlashAttention's kernels in float64 NumPy: the contract of flash/kernels.py, written out.
 
-What a kernel leaves unwritten is NaN here. It multiplies whole tiles, so NaN in the rows that
-follow a packed sequence reaches what the sequence computes.
+Results that a kernel leaves unwritten are NaN here. Kernels multiply whole tiles, so that NaN in
+the rows after a packed sequence reaches the results of the sequence.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def forward(call: FlashCall, qkv: Arrays, offsets: Arrays, scale: float) -> Arra
     out = np.full((*q.shape[:-1], call.head_dim_v), np.nan)
     lse = np.full(_lse_shape(call), np.nan)
     for rows, keys, into in _sequences(call, offsets):
-        p, of_rows = _probabilities(call, q[rows], k[keys], scale)
+        p, row_lse = _probabilities(call, q[rows], k[keys], scale)
         o = np.einsum("nts,snh->tnh", p, _repeated(call, v[keys]))
         written = slice(0, call.longest_q) if call.is_packed else slice(None)
-        out[rows][written] = (o + _of_the_tile(call, (v,), keys))[written]
-        lse[into][:, written] = of_rows[:, written]
+        out[rows][written] = (o + _rest_of_tile(call, (v,), keys))[written]
+        lse[into][:, written] = row_lse[:, written]
     return jnp.asarray(out, qkv[0].dtype), jnp.asarray(lse, jnp.float32)
 
 
@@ -41,7 +41,7 @@ def backward(call: FlashCall, operands: Arrays, offsets: Arrays, scale: float) -
     for rows, keys, into in _sequences(call, offsets):
         scores = _scores(call, q[rows], k[keys], scale)
         p = np.exp(scores - lse[into][..., None])
-        wrong = _of_the_tile(call, (k, v), keys) + _of_the_tile(call, (q, out_grad), rows)
+        wrong = _rest_of_tile(call, (k, v), keys) + _rest_of_tile(call, (q, out_grad), rows)
         dp = np.einsum("tnh,snh->nts", out_grad[rows], _repeated(call, v[keys]))
         delta = (out[rows] * out_grad[rows]).sum(-1).T
         ds = p * (dp - delta[..., None])
@@ -68,28 +68,28 @@ def _lse_shape(call: FlashCall) -> tuple[int, ...]:
 
 
 def _sequences(call: FlashCall, offsets: Arrays) -> Iterator[tuple[Any, Any, Any]]:
-    """Of each sequence the places of its queries, of its keys, and of its lse."""
+    """The index of each sequence's queries, of its keys, and of its lse."""
     if not call.is_packed:
         for b in range(call.batch):
             yield b, b, b
         return
-    of_queries, of_keys = (np.asarray(x) for x in offsets)
-    assert len(of_queries) == len(of_keys) == offsets_count(call)
-    for x, rows in ((of_queries, call.rows_q), (of_keys, call.rows_kv)):
+    starts_q, starts_kv = (np.asarray(x) for x in offsets)
+    assert len(starts_q) == len(starts_kv) == offsets_count(call)
+    for x, rows in ((starts_q, call.rows_q), (starts_kv, call.rows_kv)):
         assert x[0] == 0 and x[-1] == rows and (np.diff(x) >= 0).all()
-    # Of what belongs to no sequence nothing is computed: its queries have no keys.
-    both = (np.diff(of_queries) > 0) & (np.diff(of_keys) > 0)
+    # Gaps compute nothing: their queries have no keys.
+    both = (np.diff(starts_q) > 0) & (np.diff(starts_kv) > 0)
     assert both.sum() <= call.sequences
-    if call.generation is FA2:  # whose buffers have so many rows for each, gaps or not
-        assert np.diff(of_queries).max() <= call.longest_q
-        assert np.diff(of_keys).max() <= call.longest_kv
-    for i in range(len(of_queries) - 1):
-        rows, keys = slice(*of_queries[i : i + 2]), slice(*of_keys[i : i + 2])
+    if call.generation is FA2:  # its buffers have this many rows for each range, gaps included
+        assert np.diff(starts_q).max() <= call.longest_q
+        assert np.diff(starts_kv).max() <= call.longest_kv
+    for i in range(len(starts_q) - 1):
+        rows, keys = slice(*starts_q[i : i + 2]), slice(*starts_kv[i : i + 2])
         yield rows, keys, (slice(None), rows)
 
 
-def _of_the_tile(call: FlashCall, arrays: Arrays, place: Any) -> float:
-    """NaN if it stands in what follows a packed sequence within a tile, times 0, else 0."""
+def _rest_of_tile(call: FlashCall, arrays: Arrays, place: Any) -> float:
+    """NaN if the rows after a packed sequence, within its last tile, hold NaN or inf; else 0."""
     if not call.is_packed or place.start == place.stop:
         return 0.0
     after = slice(place.stop, place.stop + call.generation.tile - 1)
@@ -100,16 +100,16 @@ def _scores(call: FlashCall, q: np.ndarray, k: np.ndarray, scale: float) -> np.n
     assert scale > 0
     scores = scale * np.einsum("tnh,snh->nts", q, _repeated(call, k))
     t, s = scores.shape[1:]
-    behind = np.arange(s) - (
+    distance = np.arange(s) - (
         np.arange(t)[:, None] + s - t
-    )  # how far a key is right of the diagonal
+    )  # of a key from the diagonal, to the right
     left, right = call.window_left, 0 if call.is_causal else call.window_right
-    may = np.ones((t, s), bool)
+    is_visible = np.ones((t, s), bool)
     if left >= 0:
-        may &= behind >= -left
+        is_visible &= distance >= -left
     if right >= 0:
-        may &= behind <= right
-    return np.where(may, scores, -np.inf)
+        is_visible &= distance <= right
+    return np.where(is_visible, scores, -np.inf)
 
 
 def _probabilities(
@@ -118,10 +118,10 @@ def _probabilities(
     scores = _scores(call, q, k, scale)
     top = scores.max(-1, initial=-np.inf)
     top = np.where(top == -np.inf, 0, top)
-    tall = np.exp(scores - top[..., None])
+    exponentials = np.exp(scores - top[..., None])
     with np.errstate(divide="ignore"):
-        lse = np.log(tall.sum(-1)) + top
-    return tall / np.where(lse == -np.inf, 1, tall.sum(-1))[..., None], lse
+        lse = np.log(exponentials.sum(-1)) + top
+    return exponentials / np.where(lse == -np.inf, 1, exponentials.sum(-1))[..., None], lse
 
 
 def _repeated(call: FlashCall, x: np.ndarray) -> np.ndarray:
@@ -133,8 +133,8 @@ def _grouped(call: FlashCall, x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), call.num_kv_heads, group, x.shape[2]).sum(2)
 
 
-def run_two(call: FlashCall, results: Any, operands: Arrays, scale: float) -> Arrays:
-    """A custom call of FlashAttention-2: lse by sequence, key gradients for each query head."""
+def run_fa2(call: FlashCall, results: Any, operands: Arrays, scale: float) -> Arrays:
+    """A custom call of FlashAttention-2, with lse by sequence and dk, dv for each query head."""
     count = 6 if call.backward else 3
     arrays, offsets = list(operands[:count]), operands[count:]
     if not call.backward:
@@ -154,7 +154,7 @@ def run_two(call: FlashCall, results: Any, operands: Arrays, scale: float) -> Ar
 
 
 def _by_sequence(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
-    """[sequences, N, longest] of [N, rows], NaN past the end of a sequence."""
+    """lse [N, rows] as [sequences, N, longest], NaN past the end of a sequence."""
     starts = np.asarray(offsets[0])
     found = np.full((len(starts) - 1, call.num_heads, call.longest_q), np.nan, np.float32)
     for i, (start, end) in enumerate(pairwise(starts)):

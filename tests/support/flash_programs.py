@@ -1,4 +1,4 @@
-"""A call of FlashAttention in a program, and its gradients: for tests/gpu."""
+"""A program with a call of FlashAttention, and its gradients, for tests/gpu."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A right fused kernel, written out in NumPy, for the judge to find right.
+"""A correct fused kernel in NumPy, which the judge must accept.
 
 It rounds where FlashAttention's kernels do: probabilities before they are divided by their sum,
-delta from an output that is left in 16 bits, gradients of scores before they are multiplied. Matrix
-products are off by what a matrix unit's are, at random.
+delta from an output in 16 bits, gradients of scores before they are multiplied. Matrix products
+have random errors of the size that a matrix unit has.
 
-As a script it says of which drawn cases the judge is wrong:
+As a script it prints the drawn cases that the judge wrongly rejects:
 
 usage: python -m tests.support.fused_in_numpy [--seed N] [--draws N] [--jobs N]
 """
@@ -30,7 +30,7 @@ from attn_dispatch_tools.verify.reference import Operands, mark_invalid, poison_
 
 
 class Fused:
-    """One call: `out` and the statistics, then `gradients`."""
+    """One call: its forward results, then its gradients."""
 
     def __init__(
         self, options: AttentionOptions, operands: Operands, keep: np.ndarray | None, seed: int
@@ -40,11 +40,11 @@ class Fused:
         sizes = (call.q**2) @ (call.k**2).swapaxes(2, 3)
         self.score_noise = _FLOAT32_NOISE * abs(options.meaning.scale) * np.sqrt(sizes)
         lse = np.where(call.attends, call.lse, 0)
-        # The largest score; of the sink, that it leaves the rest next to nothing is enough.
+        # The largest score, or lse - 30 where a sink leaves next to no weight to the scores.
         top = np.where(call.attends, np.maximum(call.row_max, lse - 30), 0)
-        tall = self.disturbed(call.p) * np.exp(lse - top)[..., None]
-        kept = np.broadcast_to(call.kept, tall.shape)
-        self.out = (call.rounded(tall * kept) @ call.v) * np.exp(top - lse)[..., None]
+        exponentials = self.disturbed(call.p) * np.exp(lse - top)[..., None]
+        kept = np.broadcast_to(call.kept, exponentials.shape)
+        self.out = (call.rounded(exponentials * kept) @ call.v) * np.exp(top - lse)[..., None]
         self.out = self.out.astype(call.dtype)
 
     def disturbed(self, p: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ class Fused:
 
 
 def failures(case: Case) -> list[str]:
-    """What the judge says against it, which is that the judge is wrong."""
+    """The judge's findings against the fused kernel, each of which is an error of the judge."""
     options, operands = case.forward_options(), case.operands()
     seed = zlib.crc32(case.name.encode())
     keep = None
@@ -119,7 +119,7 @@ def failures(case: Case) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Is the judge right about a right kernel?")
+    parser = argparse.ArgumentParser(description="Does the judge accept a correct kernel?")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())

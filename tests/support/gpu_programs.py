@@ -1,4 +1,4 @@
-"""A call of cuDNN in a program, the memory that it takes, and new processes: for tests/gpu."""
+"""Programs with a call of cuDNN, memory in use, and new processes, for tests/gpu."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def step(q, k, v, out_grad):
 
 
 def attend_packed(q, k, v):
-    """Four sequences in each row, the third without tokens, and a tail that is of none."""
+    """Each row has four sequences, the third without tokens, and padding at the end."""
     ids = jnp.repeat(
         jnp.array([1, 2, 4, 0]), jnp.array([200, 130, 150, 32]), total_repeat_length=512
     )
@@ -51,7 +51,7 @@ def step_packed(q, k, v, out_grad):
 
 
 def device_bytes_in_use() -> int:
-    """All memory in use on the device, XLA's pool and everyone else's."""
+    """All memory in use on the device: XLA's pool and that of every other process."""
     driver = ctypes.CDLL("libcuda.so.1")
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
@@ -64,7 +64,7 @@ def pool_bytes() -> int:
 
 
 def in_new_process(code: str, xla_flags: str) -> str:
-    """What the code prints in a process with these XLA flags; it can import `tests`."""
+    """Run code in a process with these XLA flags and return its output. It can import `tests`."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n" + textwrap.dedent(code)
     done = subprocess.run(
         [sys.executable, "-c", code, ROOT],

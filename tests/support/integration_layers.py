@@ -1,6 +1,7 @@
-"""A layer of each framework, its own and ours, as functions of parameters: for tests/integrations.
+"""An attention layer of each framework, and ours in its place, for tests/integrations.
 
-`LAYERS` has them by the framework's name. Each module's framework is imported when it is made.
+`LAYERS` has both by the framework's name, as functions of the parameters. A framework is imported
+when its layer is made.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Run = Callable[..., jax.Array]
 class Layer:
     package: str
     make: Callable[..., tuple[Any, Run, Run]]
-    """(rate) -> parameters, the framework's own layer and ours."""
+    """(rate) -> parameters, the framework's layer, and the same layer with our attention."""
     has_dropout: bool = True
 
 
@@ -42,7 +43,7 @@ def nnx(rate: float = 0.0) -> tuple[Any, Run, Run]:
 
     from attn_dispatch.integrations import flax as ours
 
-    # Grouped queries and is_causal came with 0.12.8.
+    # Flax has num_kv_heads and is_causal since 0.12.8.
     has_groups = "num_kv_heads" in inspect.signature(nnx.MultiHeadAttention).parameters
     has_causal = "is_causal" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
     groups = {"num_kv_heads": K} if has_groups else {}
@@ -66,8 +67,8 @@ def nnx(rate: float = 0.0) -> tuple[Any, Run, Run]:
 
         return call
 
-    own, other = make(), make(attention_fn=ours.attention_fn)
-    return params, run(nnx.split(own)[0]), run(nnx.split(other)[0])
+    original, with_ours = make(), make(attention_fn=ours.attention_fn)
+    return params, run(nnx.split(original)[0]), run(nnx.split(with_ours)[0])
 
 
 def linen(rate: float = 0.0) -> tuple[Any, Run, Run]:
@@ -104,9 +105,9 @@ def equinox(rate: float = 0.0) -> tuple[Any, Run, Run]:
 
     from attn_dispatch.integrations import equinox as ours
 
-    own = eqx.nn.MultiheadAttention(N, D, dropout_p=rate, key=jax.random.key(0))
-    params, rest = eqx.partition(own, eqx.is_array)
-    arrays, replaced = eqx.partition(ours.replace_attention(own), eqx.is_array)
+    original = eqx.nn.MultiheadAttention(N, D, dropout_p=rate, key=jax.random.key(0))
+    params, rest = eqx.partition(original, eqx.is_array)
+    arrays, replaced = eqx.partition(ours.replace_attention(original), eqx.is_array)
 
     def run(rest: Any, is_ours: bool) -> Run:
         def call(params, x, mask=None, is_causal=False, key=None):
@@ -120,11 +121,11 @@ def equinox(rate: float = 0.0) -> tuple[Any, Run, Run]:
                 mask = jnp.broadcast_to(mask, (B, N, T, T))
             keys = None if key is None else jax.random.split(key, B)
 
-            def one(x, mask, key):
+            def attend(x, mask, key):
                 return layer(x, x, x, mask, key=key, inference=key is None, **more)
 
             axes = (0, None if mask is None else 0, None if keys is None else 0)
-            return jax.vmap(one, in_axes=axes)(x, mask, keys)
+            return jax.vmap(attend, in_axes=axes)(x, mask, keys)
 
         return call
 
@@ -143,12 +144,12 @@ def haiku(rate: float = 0.0) -> tuple[Any, Run, Run]:
 
         return hk.without_apply_rng(hk.transform(forward))
 
-    own, other = make(hk.MultiHeadAttention), make(ours.MultiHeadAttention)
-    params = own.init(jax.random.key(0), X, None)
+    original, with_ours = make(hk.MultiHeadAttention), make(ours.MultiHeadAttention)
+    params = original.init(jax.random.key(0), X, None)
 
     def run(layer: Any) -> Run:
         def call(params, x, mask=None, is_causal=False, key=None):
-            if layer is own:
+            if layer is original:
                 if is_causal:
                     mask = CAUSAL if mask is None else mask & CAUSAL
                 return layer.apply(params, x, mask)
@@ -157,7 +158,7 @@ def haiku(rate: float = 0.0) -> tuple[Any, Run, Run]:
 
         return call
 
-    return params, run(own), run(other)
+    return params, run(original), run(with_ours)
 
 
 def keras(rate: float = 0.0, dtype: str = "float32") -> tuple[Any, Run, Run]:
@@ -171,17 +172,17 @@ def keras(rate: float = 0.0, dtype: str = "float32") -> tuple[Any, Run, Run]:
     params = [x.value for x in layer.trainable_variables]
     rest = [x.value for x in layer.non_trainable_variables]
 
-    def own(params, x, mask=None, is_causal=False, key=None):
+    def original(params, x, mask=None, is_causal=False, key=None):
         state = rest if key is None else [jax.random.key_data(key)]
         mask = None if mask is None else jnp.broadcast_to(mask[:, 0], (B, T, T))
         kwargs = {"attention_mask": mask, "use_causal_mask": is_causal}
         return layer.stateless_call(params, state, x, x, training=key is not None, **kwargs)[0]
 
-    def other(*args, **kwargs):
+    def with_ours(*args, **kwargs):
         with patch_keras():
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
 
-    return params, own, other
+    return params, original, with_ours
 
 
 def penzai(rate: float = 0.0) -> tuple[Any, Run, Run]:
@@ -219,7 +220,7 @@ def penzai(rate: float = 0.0) -> tuple[Any, Run, Run]:
             linear("out", out, {"embedding": D}),
         ]),
     )  # fmt: skip
-    own, params = pz.unbind_params(layer, freeze=True)
+    original, params = pz.unbind_params(layer, freeze=True)
     params = tuple(params)
 
     def run(layer: Any) -> Run:
@@ -233,7 +234,7 @@ def penzai(rate: float = 0.0) -> tuple[Any, Run, Run]:
 
         return call
 
-    return params, run(own), run(ours.replace_attention(own))
+    return params, run(original), run(ours.replace_attention(original))
 
 
 LAYERS = {

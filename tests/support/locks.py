@@ -1,4 +1,4 @@
-"""A process that holds a lock on a file."""
+"""Another process that holds a lock on a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOLDER = (
 
 
 def holder(lock: Path) -> subprocess.Popen[bytes]:
-    """A process that holds the lock until its input ends."""
+    """Start a process that holds the lock until its standard input ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Programs lowered for platforms that are not here, and the custom calls in their text."""
+"""Programs lowered for platforms that are not present, and the custom calls in their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def lowered_for_cuda(function: Any, *arguments: Any) -> str:
 
 
 def calls_in(module: str) -> dict[str, tuple[str, list[str], list[str]]]:
-    """Of each of our custom calls in the module: its text, its operands' and results' types."""
+    """Our custom calls in a module, by name: the line, and the types of operands and results."""
     calls = {}
     for line in module.splitlines():
         if found := re.search(r"custom_call @(attn_dispatch_\w+)\(", line):

@@ -39,7 +39,7 @@ def weight_specs(tensor: Any, kv_tensor: Any) -> dict[str, P]:
 
 def loss(weights: Weights, tokens: jax.Array, batch: Any, *, is_explicit: bool) -> jax.Array:
     def rows(equation: str, *operands: jax.Array) -> jax.Array:
-        """A product whose result is whole but for its batch."""
+        """A product whose result is sharded over the batch alone."""
         if is_explicit:
             return jnp.einsum(equation, *operands, out_sharding=P(batch))
         return jnp.einsum(equation, *operands)

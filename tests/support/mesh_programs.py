@@ -1,7 +1,7 @@
-"""Attention programs and the meshes they are run on, beside the same program on one device.
+"""Attention programs on meshes, compared with the same programs on one device.
 
-What is counted is what XLA compiled: collectives by name, and flops as a share of the flops that
-the same program has on one device.
+Collectives and flops are counted in the program that XLA compiled, flops as a share of those of the
+same program on one device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Attention = Callable[..., jax.Array]
 
 @dataclass(frozen=True)
 class Program:
-    """One call, differentiated by all its floating arrays."""
+    """One call, and its gradients with respect to all floating arrays."""
 
     kv_heads: int
     extra: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     in_jax_nn: bool = True
     front: str = ""
-    """How query, key and value have one more dim, whole, in front: as a batch dim, or mapped."""
+    """Why query, key and value have one more dim, not sharded, in front: a batch dim, or vmap."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -98,7 +98,7 @@ def arrays(program: Program, dtype: str = "float32") -> dict[str, np.ndarray]:
 
 
 def step(program: Program, attention: Attention) -> Callable[..., Any]:
-    """out and the gradients of all floating arrays, of the arrays by name."""
+    """A function of the arrays by name that returns out and the gradients."""
     options: dict[str, Any] = dict(program.options)
     if "dropout_key" in options:
         options["dropout_key"] = jax.random.key(options["dropout_key"])
@@ -109,7 +109,7 @@ def step(program: Program, attention: Attention) -> Callable[..., Any]:
         floats = {x: y for x, y in given.items() if jnp.issubdtype(y.dtype, jnp.floating)}
         rest: dict[str, Any] = {x: y for x, y in given.items() if x not in floats}
         call = partial(attention, **rest, **options, is_causal=True)
-        # jax.nn's takes one batch dim.
+        # jax.nn takes one batch dim.
         is_mapped = program.front == "vmap" or attention is jax.nn.dot_product_attention
         if program.front and is_mapped:
             call = _mapped(call)
@@ -129,7 +129,7 @@ def _mapped(call: Attention) -> Attention:
 
 
 def specs(program: Program, mesh: jax.sharding.Mesh, spec: P) -> dict[str, P]:
-    """How each array is sharded: along with query, kv heads as far as there are enough."""
+    """The sharding of each array: that of query, with kv heads split as far as they divide."""
     batch, rows, heads, _ = (*spec, None, None, None, None)[:4]
     axes = heads if isinstance(heads, tuple) else (heads,) if heads else ()
     while program.kv_heads % int(np.prod([mesh.shape[x] for x in axes])):
@@ -145,10 +145,10 @@ def specs(program: Program, mesh: jax.sharding.Mesh, spec: P) -> dict[str, P]:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     error: float
     share: float
-    """Of the flops of the program on one device."""
+    """Flops as a share of those of the program on one device."""
     collectives: dict[str, int]
 
 
@@ -168,7 +168,7 @@ def on_mesh(
     attention: Attention = attn_dispatch.dot_product_attention,
     dtype: str = "float32",
 ) -> tuple[Any, Any]:
-    """What the program returns on this mesh, and how it was compiled."""
+    """The results of the program on a mesh, and the compiled program."""
     by_name = specs(program, mesh, spec)
     placed = {
         name: jax.device_put(x, NamedSharding(mesh, by_name[name]))
@@ -185,14 +185,14 @@ def measured(
     spec: P,
     attention: Attention = attn_dispatch.dot_product_attention,
     wrapped: Callable[[Attention], Attention] = lambda attention: attention,
-) -> Found:
-    """The program on this mesh against itself on one device."""
+) -> Measurement:
+    """Compare the program on a mesh with the same program on one device."""
     expected, flops = on_one_device(program, attention)
     got, compiled = on_mesh(program, mesh, spec, wrapped(attention))
     errors = jax.tree.map(lambda x, y: np.max(np.abs(x - y)), got, expected)
     text = compiled.as_text()
     counts = {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in COLLECTIVES}
-    return Found(
+    return Measurement(
         error=float(max(jax.tree.leaves(errors))),
         share=compiled.cost_analysis()["flops"] / flops,
         collectives={name: n for name, n in counts.items() if n},
@@ -207,7 +207,7 @@ def make_mesh(shape: tuple[int, ...], kind: str, devices: Any = None) -> jax.sha
 def in_shard_map(
     mesh: jax.sharding.Mesh, spec: P, program: Program, axes: set[str]
 ) -> Callable[[Attention], Attention]:
-    """The call inside a shard_map over these axes of the mesh."""
+    """A wrapper that puts attention into a shard_map over these axes of the mesh."""
 
     def only(spec: P) -> P:
         return P(*(x if x in axes else None for x in spec))
@@ -227,19 +227,19 @@ def in_shard_map(
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """Layout, program and kind of axes of everything in docs/meshes.md."""
+    """The layout, program and kind of axes of every row of docs/meshes.md."""
     for layout, (shape, _) in LAYOUTS.items():
         for name, program in PROGRAMS.items():
             if program.front and layout not in ("data", "data and tensor"):
                 continue
-            # What goes with batch rows and heads is seen where these are split.
+            # Arrays by batch row and head matter only where rows or heads are split.
             is_plain = name in ("N 8, K 4", "N 8, K 2", "N 8, K 1")
             if "tensor" not in layout.split() and not (is_plain or program.front):
                 continue
             if layout == "tensor over both axes" and name not in ("N 8, K 4", "N 8, K 2"):
                 continue
             for kind in KINDS:
-                # Mixed axes go the way of Auto ones: one program says so.
+                # Mixed axes are treated as Auto ones, for which one program is enough.
                 if kind == "mixed" and (len(shape) == 1 or program is not PROGRAMS["N 8, K 2"]):
                     continue
                 yield layout, name, kind

@@ -1,7 +1,7 @@
 """Attention calls of real models: shapes and options from their public configurations.
 
-docs/models.md shows what runs each of them, and a rewrite that none of them takes names another
-case that justifies it.
+docs/models.md shows which implementation runs each of them. A rewrite that none of them needs names
+another case as its justification.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ModelCall:
 def arrays(
     batch: int, length: int, heads: int, kv_heads: int, dim: int, *, keys: int = 0, value: int = 0
 ) -> dict[str, Any]:
-    """query, key and value."""
+    """The arrays query, key and value."""
     rows = (batch, keys or length, kv_heads)
     return {
         "query": struct(batch, length, heads, dim),
@@ -74,7 +74,7 @@ def arrays(
 
 
 def tokens(total: int, sequences: int, longest: int, heads: int, kv_heads: int, dim: int) -> dict:
-    """Packed sequences by cu_seqlens, as many keys as queries."""
+    """Sequences packed by cu_seqlens, with as many keys as queries."""
     number = ints(sequences + 1)
     return {
         "query": struct(total, heads, dim),
@@ -90,7 +90,7 @@ def tokens(total: int, sequences: int, longest: int, heads: int, kv_heads: int, 
 def cache(
     batch: int, queries: int, heads: int, kv_heads: int, dim: int, *, keys: int, **options: Any
 ) -> dict[str, Any]:
-    """A few queries of each row on a cache that is an array."""
+    """A few queries of each row, with a cache as an array."""
     return {
         **arrays(batch, queries, heads, kv_heads, dim, keys=keys),
         "key_value_seq_lengths": ints(batch),
@@ -104,7 +104,7 @@ def pages(
     batch: int, queries: int, heads: int, kv_heads: int, dim: int, *, keys: int, page: int,
     value: int = 0, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Queries of each row on a cache in pages."""
+    """Queries of each row, with a cache in pages."""
     columns = keys // page
     pool = (batch * columns, page, kv_heads)
     return {

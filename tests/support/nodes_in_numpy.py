@@ -1,4 +1,4 @@
-"""What cuDNN makes of the nodes of a score_mod, in float64: score_program.h, written out."""
+"""cuDNN's nodes of a score_mod in float64 NumPy: score_program.h, written out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS = ("x", "g", "t", "s", "f", "i", "p")
 
 
 def run(nodes: str, known: dict[str, Any]) -> np.ndarray:
-    """The last node's result; `known` are x, t, s and o0, o1, …, and gets all results."""
+    """The last node's result. `known` has x, t, s and o0, o1, …, and is given all results."""
     result = known.get("x")
     with np.errstate(all="ignore"):
         for node in filter(None, nodes.split("; ")):

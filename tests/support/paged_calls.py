@@ -1,4 +1,4 @@
-"""A small cache in pages, NaN where nobody may look, and the same on arrays."""
+"""A small cache in pages, NaN wherever it must not be read, and the same cache as arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTHS = np.array([33, 0, 40], np.int32)
 
 
 def cache(dtype: Any = jnp.float32, seed: int = 0) -> tuple[Any, ...]:
-    """key [B, S, K, H], value, and the same in pages with NaN where nobody may look."""
+    """key [B, S, K, H], value, both again in pages with NaN past the lengths, and the table."""
     rng = np.random.default_rng(seed)
     key, value = (rng.standard_normal((B, PAGE * PAGES, K, d)) for d in (H, V))
     table = rng.permutation(B * PAGES + 2)[: B * PAGES].reshape(B, PAGES).astype(np.int32)
@@ -35,6 +35,6 @@ def queries(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
     return jnp.asarray(np.random.default_rng(9).standard_normal((*shape, N, H)), dtype)
 
 
-def in_the_cache(query: jax.Array, **options: Any) -> Any:
+def attend_in_pages(query: jax.Array, **options: Any) -> Any:
     _, _, *pages = cache()
     return paged_attention(query, *pages, LENGTHS, **options)

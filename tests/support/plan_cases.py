@@ -1,7 +1,7 @@
-"""The calls that are planned with real cuDNN: every option, and the combinations that matter.
+"""The calls that tests plan with real cuDNN: every option, and the combinations that matter.
 
-A plan takes cuDNN some half a second, so every call says what no other says. Many are alike but for
-the option they are named after: a process plans a backward call once for all that share it.
+A plan takes cuDNN about half a second, so that each call tests something that no other does. Many
+differ only in the option that they are named after: a process plans equal backward calls once.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class PlanCase:
 
     case: Case
     gradients: tuple[str, ...] | None = None
-    """The operands whose gradient the backward call computes; None: of all that have one."""
+    """The operands whose gradients the backward call computes; None means all that have one."""
     needs_lse: bool = True
     needs_keep: bool = False
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
 
     def spec(self, direction: str) -> AttentionSpec:
-        """The forward or the backward call."""
+        """The spec of the forward or the backward call."""
         if direction == "backward":
             return self._changed(backward_spec(self.case, self.gradients))
         spec = forward_spec(self.case, needs_lse=self.needs_lse)
@@ -224,14 +224,14 @@ CELLS = tuple(
     for direction in ("forward", "backward")
     for arch in ARCHS
 )
-"""Everything that is planned, in this order."""
+"""Every label, direction and architecture, in the order in which they are planned."""
 
 
 PARTS = 24
 
 
 def cells_of(part: int | None) -> tuple[tuple[str, str, str], ...]:
-    """Every cell, or one part of them, and all of the plainest call."""
+    """All cells, or those of one part and every cell of the causal call."""
     labels = list(CASES)
 
     def number(label: str, direction: str, arch: str) -> int:

@@ -1,4 +1,4 @@
-"""Where things are in this repository, and the environment of processes that tests start."""
+"""Folders of this repository, and the environment of processes that tests start."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ DOCS = ROOT / "docs"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment and `variables`, for a process that imports `tests`."""
+    """The environment of this process with `variables`, for a process that imports `tests`."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables

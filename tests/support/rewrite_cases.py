@@ -1,4 +1,4 @@
-"""Cases by which rewrites are justified that no named case of the conformance suite needs."""
+"""Cases that justify rewrites which no named case of the conformance suite needs."""
 
 from attn_dispatch_tools.verify.case import Case
 
@@ -9,7 +9,7 @@ REWRITE_CASES = {
     for x in (
         Case("rewrites/no_keys", s=0, h=64, v=64, dtype="bfloat16"),
         Case("rewrites/value_of_320", b=1, t=64, s=64, h=128, v=320, dtype="bfloat16"),
-        # With so small a scale cuDNN's gradient of a bias is refused, after all that comes first.
+        # At so small a scale the gradient of a bias is refused to cuDNN, after all other reasons.
         Case(
             "rewrites/bias_of_tiny_scores",
             t=256,

@@ -1,4 +1,4 @@
-"""Rewrites of calls beside a cache, computed with something in the kernel's place, and compared."""
+"""Rewrites of calls with a cache, computed with a stand-in for the kernel, and compared."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
-from tests.support.in_place_of_kernels import by_xla
+from tests.support.kernel_stand_ins import by_xla
 
 
-def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] | None:
-    """The results of a rewrite with this in the kernel's place, and XLA's of the call itself."""
+def rewrite_results(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] | None:
+    """A rewrite's results with `compute` as the kernel, and XLA's results of the call itself.
+
+    None if the rewrite does not apply.
+    """
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -33,8 +36,8 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
     return rewrite.compute(spec, inner, operands, Calls(compute, by_xla, compute)), expected
 
 
-def are_apart(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    """Whether results differ by more than their rounding to 16 bits."""
+def differ(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Whether results differ by more than rounding to 16 bits."""
     for name, x in found.items():
         x, y = (np.asarray(z, np.float32) for z in (x, expected[name]))
         if not ((x == -np.inf) == (y == -np.inf)).all():

@@ -1,4 +1,4 @@
-"""Small cases in float32, so that results can be compared closely: the suite's, and edges of it."""
+"""Small cases in float32, which can be compared closely: the suite's, and further edge cases."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ EDGES = (
 )
 
 
-def known(case: Case) -> Case:
-    """With max_segments where there are segment ids."""
-    without = case.q_segments is not None and case.max_segments is None
-    return replace(case, max_segments=5) if without else case
+def with_max_segments(case: Case) -> Case:
+    """The case with max_segments, if it has segment ids."""
+    is_missing = case.q_segments is not None and case.max_segments is None
+    return replace(case, max_segments=5) if is_missing else case
 
 
-SMALL = [known(case) for case in (*CASES, *EDGES) if case.dtype == "float32"]
+SMALL = [with_max_segments(case) for case in (*CASES, *EDGES) if case.dtype == "float32"]

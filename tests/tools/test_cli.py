@@ -1,4 +1,4 @@
-"""The `attn-dispatch` command."""
+"""The `attn-dispatch` command: info, help, and errors that all commands share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def info(capsys):
     return run
 
 
-def test_devices_versions_and_implementations(info):
+def test_info_lists_versions_devices_and_implementations(info):
     lines = info()
     assert lines[0] == (
         f"attn_dispatch {attn_dispatch.__version__}, jax {jax.__version__}, "
@@ -50,7 +50,7 @@ def test_devices_versions_and_implementations(info):
     assert "  xla    usable" in states
 
 
-def test_the_next_step_is_a_command_that_runs(info, capsys):
+def test_info_suggests_a_command_that_runs(info, capsys):
     lines = info()
     step = lines[lines.index("next") + 1 :]
     assert step[0] == "  XLA computes everything here. What a GPU would run:"
@@ -71,7 +71,9 @@ def test_the_next_step_is_a_command_that_runs(info, capsys):
         ("gfx950", ("aiter",), ["attn-dispatch explain", "attn-dispatch verify"]),
     ],
 )  # fmt: skip
-def test_next_steps_with_a_gpu(info, monkeypatch, arch: str, usable, commands: list[str]):
+def test_info_suggests_the_next_steps_for_a_gpu(
+    info, monkeypatch, arch: str, usable, commands: list[str]
+):
     device = parse(arch)
     monkeypatch.setattr(info_command, "device_for", lambda platform: device)
     monkeypatch.setattr(info_command, "platform_of", lambda device: "gpu")
@@ -86,14 +88,14 @@ def test_next_steps_with_a_gpu(info, monkeypatch, arch: str, usable, commands: l
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100])
-def test_it_fits_the_terminal(info, monkeypatch, columns: int):
+def test_info_fits_the_terminal(info, monkeypatch, columns: int):
     monkeypatch.setenv("COLUMNS", str(columns))
     long = [x for x in info() if len(x) > columns]
     assert all("/" in x or x.startswith("    attn-dispatch") for x in long), long
 
 
 @needs_cudnn
-def test_cudnn_version_and_path(info):
+def test_info_shows_the_version_and_path_of_cudnn(info):
     library = cudnn_library.find()
     lines = info()
     (at,) = (i for i, line in enumerate(lines) if line.startswith("  cuDNN"))
@@ -101,7 +103,7 @@ def test_cudnn_version_and_path(info):
     assert f"      [{library.path}]" in lines[at + 1 : at + 3] and Path(library.path).exists()
 
 
-def test_without_cudnn_the_reason_is_told(info, monkeypatch):
+def test_info_shows_why_cudnn_is_unusable(info, monkeypatch):
     lost = CudnnLibrary(
         None, path="/lost/libcudnn.so.9", unusable_reason="cuDNN could not be loaded"
     )
@@ -109,7 +111,7 @@ def test_without_cudnn_the_reason_is_told(info, monkeypatch):
     assert "  cuDNN: cuDNN could not be loaded\n      [/lost/libcudnn.so.9]" in "\n".join(info())
 
 
-def test_built_aiter_is_listed(info, monkeypatch, tmp_path):
+def test_info_lists_builds_of_aiter(info, monkeypatch, tmp_path):
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
     assert f"  AITER: not built here\n      [{tmp_path}]" in "\n".join(info())
     (tmp_path / "gfx942").mkdir()
@@ -118,7 +120,7 @@ def test_built_aiter_is_listed(info, monkeypatch, tmp_path):
     assert f"  AITER 0.1.7 for gfx942\n      [{tmp_path / 'gfx942'}]" in "\n".join(info())
 
 
-def test_version(capsys):
+def test_version_prints_the_version_alone(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])
     assert stop.value.code == 0
@@ -126,22 +128,22 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["inform"]])
-def test_wrong_command(capsys, arguments):
+def test_a_wrong_command_prints_the_usage(capsys, arguments):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2
     assert "usage: attn-dispatch" in capsys.readouterr().err
 
 
-def test_the_command_is_installed_under_its_name():
+def test_the_project_installs_the_command():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     module, name = project["project"]["scripts"]["attn-dispatch"].split(":")
     assert (module, getattr(cli, name)) == (cli.__name__, cli.main)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["infp"], []])
-def test_help_waits_for_no_jax(words: list[str]):
-    """None of it imports JAX, which takes most of a second; nor NumPy."""
+def test_help_does_not_import_jax_or_numpy(words: list[str]):
+    """Importing JAX takes most of a second."""
     code = "import sys; sys.modules['jax'] = sys.modules['numpy'] = None; "
     code += f"from attn_dispatch_tools import cli; cli.main({words})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -150,29 +152,29 @@ def test_help_waits_for_no_jax(words: list[str]):
     assert words not in (["--help"], ["infp"]) or "info" in done.stdout + done.stderr
 
 
-def test_each_command_of_the_list_has_its_line(monkeypatch):
+def test_help_lists_every_command(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = cli.parser(only="").format_help()
     assert all(re.search(rf"^    {name} +\S", shown, re.M) for name in cli.names()), shown
 
 
-def test_the_list_of_commands_is_alike_whatever_is_imported():
+def test_the_list_of_commands_does_not_depend_on_imports():
     assert cli.parser(only="").format_help() == cli.parser().format_help()
 
 
-def test_python_m_is_the_command():
+def test_python_m_runs_the_command():
     command = [sys.executable, "-m", "attn_dispatch"]
     done = subprocess.run([*command, "info"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"attn_dispatch {attn_dispatch.__version__}, jax ")
     assert "implementations on CPU (cpu)\n" in done.stdout
     none = subprocess.run(command, capture_output=True, text=True, check=False)
     assert none.returncode == 2 and none.stderr.startswith("usage: attn-dispatch")
-    runpy.run_module("attn_dispatch.__main__")  # imported by another name it does nothing
+    runpy.run_module("attn_dispatch.__main__")  # under another name the module does nothing
 
 
 @pytest.mark.parametrize("columns", [80, 100])
 @pytest.mark.parametrize("command", ["", *cli.names()])
-def test_help_fits_the_terminal(monkeypatch, capsys, command: str, columns: int):
+def test_help_fits_the_terminal_and_has_examples(monkeypatch, capsys, command: str, columns: int):
     monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit):
         cli.main([*([command] if command else []), "--help"])
@@ -183,8 +185,8 @@ def test_help_fits_the_terminal(monkeypatch, capsys, command: str, columns: int)
 
 
 @pytest.mark.parametrize("command", cli.names())
-def test_examples_of_help_are_command_lines(monkeypatch, capsys, command: str):
-    """Those of our own: what they name exists. They are parsed, and not run."""
+def test_examples_in_help_can_be_parsed(monkeypatch, capsys, command: str):
+    """The examples are parsed with the options that exist, and not run."""
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     shown = capsys.readouterr().out.partition("\nexamples:\n")[2].replace("\\\n", " ")
@@ -195,8 +197,8 @@ def test_examples_of_help_are_command_lines(monkeypatch, capsys, command: str):
         cli.parser().parse_args(words[1:])
 
 
-def test_no_message_names_the_project_as_a_package_of_an_index():
-    """It is on none: its extras are installed from a checkout, and requirements by their names."""
+def test_no_text_installs_the_project_from_an_index():
+    """The project is on no index: its extras are installed from a checkout."""
     packages = Path(attn_dispatch.__file__).parents[1]
     root = packages.parent
     files = [*packages.rglob("*.py"), root / "README.md", *(root / "docs").rglob("*.md")]
@@ -206,8 +208,8 @@ def test_no_message_names_the_project_as_a_package_of_an_index():
         assert not found, f"{file}: {found}"
 
 
-def test_a_reader_that_has_had_enough():
-    """`explain … | head` ends without a traceback, and not with explain's own status 1."""
+def test_a_closed_pipe_ends_explain_without_a_traceback():
+    """The status of `explain … | head` is 141, not the status 1 of explain."""
     read, write = os.pipe()
     os.close(read)
     words = [sys.executable, "-m", "attn_dispatch", "explain", "q=f32[1,8,1,4]"]
@@ -218,7 +220,7 @@ def test_a_reader_that_has_had_enough():
 
 
 @pytest.mark.parametrize(
-    ("words", "usage", "said"),
+    ("words", "usage", "message"),
     [
         (["info", "--foo"], "info", "unrecognized arguments: --foo\n"),
         (
@@ -235,12 +237,14 @@ def test_a_reader_that_has_had_enough():
         (["bench", "--seconds", "x"], "bench", "--seconds: expected a number, got 'x'"),
     ],
 )
-def test_wrong_options_are_said_by_the_command(words, usage: str, said: str, capsys):
+def test_wrong_options_are_reported_with_the_usage_of_the_command(
+    words, usage: str, message: str, capsys
+):
     with pytest.raises(SystemExit) as status:
         cli.main(words)
     assert status.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"usage: attn-dispatch {usage} [-h]") and said in error
+    assert error.startswith(f"usage: attn-dispatch {usage} [-h]") and message in error
 
 
 @pytest.mark.parametrize(
@@ -255,16 +259,20 @@ def test_wrong_options_are_said_by_the_command(words, usage: str, said: str, cap
         ["mask", "--seq", "4", "--out", "/nowhere/at/all.svg"],
     ],
 )
-def test_a_file_that_is_not_there(words: list[str]):
-    """In a sentence, without Python's names and numbers of errors."""
+def test_a_missing_file_is_an_error_in_words(words: list[str]):
+    """The error has no names or numbers of Python's errors."""
     with pytest.raises(SystemExit) as status:
         cli.main(words)
-    said = str(status.value.code)
-    assert said.startswith("error: ") and "nowhere" in said
-    assert re.search("no such file", said, re.I) and "Errno" not in said and "Error" not in said
+    message = str(status.value.code)
+    assert message.startswith("error: ") and "nowhere" in message
+    assert (
+        re.search("no such file", message, re.I)
+        and "Errno" not in message
+        and "Error" not in message
+    )
 
 
-def test_a_misspelt_command(capsys):
+def test_a_misspelt_command_gets_a_suggestion(capsys):
     with pytest.raises(SystemExit) as status:
         cli.main(["explan"])
     assert status.value.code == 2

@@ -5,24 +5,24 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from tests.wrong_implementations.implementation import Array, Call, Results, wrong
-from tests.wrong_implementations.parts import of_first, times, without_dropout
+from tests.wrong_implementations.parts import first_everywhere, times, without_dropout
 
 
 @wrong(lambda c: c.dropout)
 def dropout_key_ignored(call):
-    """Every key draws the same mask."""
+    """Every dropout key draws the same mask."""
     return call.right({"dropout_key": jnp.zeros_like(call["dropout_key"])})
 
 
 @wrong(lambda c: c.dropout and c.dropout_keys > 1)
 def only_the_first_dropout_key(call):
     """The first of several dropout keys draws for all batch rows."""
-    return call.right({"dropout_key": of_first(call["dropout_key"])})
+    return call.right({"dropout_key": first_everywhere(call["dropout_key"])})
 
 
 @wrong(lambda c: c.dropout)
 def half_of_the_dropout_key(call):
-    """Keys that differ in their last word alone draw the same mask."""
+    """Dropout keys that differ in their last word alone draw the same mask."""
     return call.right({"dropout_key": call["dropout_key"].at[:, -1].set(0)})
 
 
@@ -40,7 +40,7 @@ def same_dropout_in_every_head(call):
 
 
 def _heads_as_batch_rows(call: Call) -> Results:
-    """The results of a call whose batch rows are this one's heads; each draws with the same key."""
+    """The results of a call whose batch rows are this call's heads, all with one dropout key."""
     b, n, k = call.spec.batch, call.spec.num_heads, call.spec.num_kv_heads
 
     def fold(name: str, x: Array) -> Array:
@@ -74,7 +74,7 @@ def _heads_as_batch_rows(call: Call) -> Results:
 
 @wrong(lambda c: c.dropout)
 def dropout_not_rescaled(call):
-    """What is kept is not divided by 1 - rate."""
+    """The probabilities that dropout keeps are not divided by 1 - rate."""
     kept = 1 - call.options.meaning.dropout_rate
     if call.is_backward:
         return call.right({"out_grad": kept * call["out_grad"]})
@@ -83,33 +83,33 @@ def dropout_not_rescaled(call):
 
 @wrong(lambda c: c.dropout and c.dropout != 0.5)
 def dropout_keeps_what_it_should_drop(call):
-    """The rate is the share that is kept."""
+    """The dropout rate is taken for the share of pairs that is kept."""
     return call.right(dropout_rate=1 - call.options.meaning.dropout_rate)
 
 
 @wrong(lambda c: c.dropout, "backward")
 def backward_draws_another_mask(call):
-    """The backward pass drops other pairs than the forward pass."""
+    """The backward pass drops different pairs from the forward pass."""
     return call.right({"dropout_key": call["dropout_key"] + 1})
 
 
 @wrong(lambda c: c.dropout and c.s > 1, "forward")
-def another_dropout_mask_is_told(call):
-    """The mask that is returned is not the one that was used."""
+def another_dropout_mask_is_returned(call):
+    """The dropout mask that is returned is not the one that was used."""
     results = call.right()
-    told = {"keep": results["keep"][..., ::-1]} if "keep" in results else {}
-    return results | told
+    changed = {"keep": results["keep"][..., ::-1]} if "keep" in results else {}
+    return results | changed
 
 
 @wrong(lambda c: c.dropout, "backward")
 def value_gradient_before_dropout(call):
-    """The gradient of value is made with the probabilities before dropout."""
+    """The gradient of value is computed with the probabilities before dropout."""
     found = without_dropout(call)
     return call.right() | {name: x for name, x in found.items() if name == "value"}
 
 
 @wrong(lambda c: c.dropout, "backward")
 def score_gradient_without_dropout(call):
-    """Dropout is forgotten on the way from the output's gradient to that of query and key."""
+    """The gradients of query and key are computed without dropout."""
     found = without_dropout(call)
     return call.right() | {name: x for name, x in found.items() if name in ("query", "key")}

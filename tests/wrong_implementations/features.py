@@ -1,4 +1,4 @@
-"""What cases have."""
+"""Features of cases, by which a wrong implementation says where its mistake can show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def has_lengths(c: Case) -> bool:
 
 
 def is_plain(c: Case) -> bool:
-    """One sequence in every batch row."""
+    """True if every batch row is one sequence."""
     return not is_packed(c)
 
 
@@ -44,14 +44,15 @@ def _ends_early(cu_seqlens: Any, length: int) -> bool:
 
 
 def tile(length: int) -> int:
-    """The rows or keys in a tile, so that small sizes have some as well."""
+    """The number of rows or keys in a tile: few where the length is small, so that it has tiles."""
     return 64 if length > 64 else 4
 
 
 def has_rest(length: int) -> bool:
-    """Whether the last of several tiles is not a whole one."""
+    """True if there is more than one tile and the last is not whole."""
     return length > tile(length) and length % tile(length) != 0
 
 
 def whole_tiles(length: int) -> int:
+    """The number of rows or keys in whole tiles."""
     return length // tile(length) * tile(length)

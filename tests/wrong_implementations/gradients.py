@@ -14,7 +14,7 @@ def query_gradient_not_scaled(call):
 
 @wrong(lambda c: c.scale not in (0, 1), "backward")
 def key_gradient_alone_not_scaled(call):
-    """The gradient of key is not multiplied by the scale where that of query is not asked for."""
+    """The gradient of key is not multiplied by the scale where query's is not requested."""
     if "query" in call.options.wanted.gradients:
         return call.right()
     return times(call.right(), "key", 1 / call.options.meaning.scale)
@@ -22,7 +22,7 @@ def key_gradient_alone_not_scaled(call):
 
 @wrong(lambda c: True, "backward")
 def value_gradient_alone_is_zero(call):
-    """The gradient of value is forgotten where no other of query and key is asked for."""
+    """The gradient of value is 0 where neither query's nor key's is requested."""
     if {"query", "key"} & set(call.options.wanted.gradients):
         return call.right()
     return times(call.right(), "value", 0)
@@ -30,7 +30,7 @@ def value_gradient_alone_is_zero(call):
 
 @wrong(lambda c: c.s > 1, "backward")
 def delta_forgotten(call):
-    """The gradient of a score leaves out what softmax subtracts, the sum of out times its own."""
+    """The gradient of the scores leaves out delta, the row sums of out · out_grad."""
     delta = (clean(call["out"]) * clean(call["out_grad"])).sum(axis=-1).swapaxes(1, 2)
     given = call["lse_grad"] if "lse_grad" in call else 0
     return call.right({"lse_grad": (delta + given).astype(call["lse"].dtype)})
@@ -38,19 +38,19 @@ def delta_forgotten(call):
 
 @wrong(lambda c: c.lse_grad, "backward")
 def lse_gradient_ignored(call):
-    """What comes back through lse is left out."""
+    """The gradient of lse is left out."""
     return call.right({"lse_grad": None})
 
 
 @wrong(lambda c: c.lse_grad, "backward")
 def lse_gradient_subtracted(call):
-    """What comes back through lse has the wrong sign."""
+    """The gradient of lse enters with the wrong sign."""
     return call.right({"lse_grad": -call["lse_grad"]} if "lse_grad" in call else {})
 
 
 @wrong(lambda c: c.lse_grad and c.sinks, "backward")
 def lse_gradient_misses_the_sinks(call):
-    """What comes back through lse does not reach the sinks."""
+    """The gradient of lse does not reach the sinks."""
     found = call.right({"lse_grad": None})
     return call.right() | {name: x for name, x in found.items() if name == "sinks"}
 
@@ -69,28 +69,28 @@ def alibi_gradient_has_the_wrong_sign(call):
 
 @wrong(lambda c: c.bias and c.bias != (c.b, c.n, c.t, c.s), "backward")
 def bias_gradient_averaged(call):
-    """The gradient of a shared bias is the mean over all that share it, where it is their sum."""
+    """The gradient of a shared bias is the mean over all that share it; the sum is right."""
     spec, results = call.spec, call.right()
     full = (spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv)
     shared = 1
-    for length, own in zip(full, call["bias"].shape, strict=True):
-        shared *= length // own
+    for length, bias_length in zip(full, call["bias"].shape, strict=True):
+        shared *= length // bias_length
     return times(results, "bias", 1 / shared)
 
 
 @wrong(lambda c: c.bias and c.b > 1 and c.bias[0] == 1, "backward")
 def bias_gradient_of_the_first_batch_row(call):
-    """The gradient of a bias that batch rows share is that of the first."""
+    """The gradient of a bias that batch rows share comes from the first batch row alone."""
     return gradient_of_first(call, "bias")
 
 
 @wrong(lambda c: c.sinks == 1 and c.b > 1, "backward")
 def sinks_gradient_of_the_first_batch_row(call):
-    """The gradient of sinks that batch rows share is that of the first."""
+    """The gradient of sinks that batch rows share comes from the first batch row alone."""
     return gradient_of_first(call, "sinks")
 
 
 @wrong(lambda c: c.alibi == 1 and c.b > 1, "backward")
 def alibi_gradient_of_the_first_batch_row(call):
-    """The gradient of ALiBi slopes that batch rows share is that of the first."""
+    """The gradient of ALiBi slopes that batch rows share comes from the first batch row alone."""
     return gradient_of_first(call, "alibi_slopes")

@@ -16,7 +16,7 @@ def kv_heads_swapped(call):
 
 @wrong(lambda c: 1 < c.k < c.n, "forward")
 def kv_heads_interleaved(call):
-    """Query head n takes key head n % K, where n // G is right."""
+    """Query head n attends to key head n % K, where n // G is right."""
     heads = jnp.arange(call.spec.num_heads) % call.spec.num_kv_heads
     return call.right({name: call[name][:, :, heads] for name in ("key", "value")})
 
@@ -29,13 +29,13 @@ def values_of_the_next_head(call):
 
 @wrong(lambda c: c.k < c.n, "backward")
 def key_gradient_averaged_over_the_group(call):
-    """The gradient of a key is the mean over the heads that share it, where it is their sum."""
+    """The gradient of a key is the mean over the heads that share it; the sum is right."""
     return times(call.right(), "key", 1 / groups(call))
 
 
 @wrong(lambda c: c.k < c.n, "backward")
 def key_gradient_of_the_groups_first_head(call):
-    """The gradient of a key is that of the first head alone that shares it."""
+    """The gradient of a key comes from the first of the heads that share it alone."""
     is_first = jnp.arange(call.spec.num_heads) % groups(call) == 0
     found = call.right(rows_of(call, is_first[None, None]))
     return call.right() | {name: x for name, x in found.items() if name == "key"}

@@ -1,7 +1,7 @@
-"""What a wrong implementation is, and what it is handed.
+"""The class of a wrong implementation, and the `Call` that its mistake receives.
 
-It stands where every implementation stands: at forward(spec, device, operands) and
-backward(spec, device, operands). Its mistake is a function that is handed a `Call`.
+A wrong implementation has the interface of every implementation: forward(spec, device, operands)
+and backward(spec, device, operands). Its mistake is a function from a `Call` to results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Needs = Callable[[Case], Any]
 
 @dataclass(frozen=True)
 class Call:
-    """One attention call as an implementation is handed it, and the right answer to it."""
+    """One attention call as an implementation receives it, and its right results."""
 
     spec: AttentionSpec
     device: Device
@@ -38,9 +38,9 @@ class Call:
         return self.spec.is_backward
 
     def right(self, changed: Mapping[str, Array | None] | None = None, **options: Any) -> Results:
-        """The right results by name, of the call with these operands and options changed.
+        """The right results, by name, for the call with these operands and options changed.
 
-        An operand that is changed to None is left out.
+        Operands that are changed to None are left out.
         """
         operands = {**self.operands, **(changed or {})}
         operands = {name: x for name, x in operands.items() if x is not None}
@@ -62,18 +62,18 @@ class Call:
 
 @dataclass
 class Wrong:
-    """A wrong implementation; `select` may take it for any other while it is `installed`."""
+    """A wrong implementation, which `select` treats like every other while it is `installed`."""
 
     name: str
-    """"group/what is wrong"; also the implementation's name."""
-    says: str
-    """What is wrong, in one sentence."""
+    """"group/mistake"; also the implementation's name."""
+    description: str
+    """The mistake in one sentence."""
     needs: Needs
-    """Whether the mistake can show in a case: what cannot is not worth compiling."""
+    """Tells in which cases the mistake can show; other cases are not worth compiling."""
     mistake: Callable[[Call], Results]
     directions: tuple[str, ...]
     calls: int = field(default=0)
-    """How many calls the mistake was made in."""
+    """The number of calls in which the mistake was made."""
 
     PLATFORM = None
 
@@ -82,7 +82,7 @@ class Wrong:
         return self.name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(xla, name)  # in all but its results it is XLA
+        return getattr(xla, name)  # it differs from XLA in its results alone
 
     def forward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, Array]
@@ -95,17 +95,17 @@ class Wrong:
         return self._compute("backward", Call(spec, device, operands))
 
     def applies_to(self, case: Case) -> bool:
-        """Whether the mistake can show in this case."""
+        """True if the mistake can show in this case."""
         if self.directions == ("backward",) and case.inference:
             return False
         return bool(self.needs(case))
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Among the implementations.
+        """Add it to the implementations, for as long as the context lasts.
 
-        Its name is in the options of every call that asks for it, and no other implementation has
-        that name: whatever JAX remembers of other calls is of no use to these.
+        Every call that asks for it has its name in the options, and no other implementation has
+        that name: JAX never takes a result that it cached for another call.
         """
         others = select.IMPLEMENTATIONS
         select.IMPLEMENTATIONS = (*others, self)
@@ -125,8 +125,8 @@ class Wrong:
         return tuple(results[name].reshape(x.shape).astype(x.dtype) for name, x in found)
 
 
-ENTERED: dict[str, Wrong] = {}
-"""Every wrong implementation of the modules that were imported, by name."""
+REGISTERED: dict[str, Wrong] = {}
+"""Every wrong implementation in the modules imported so far, by name."""
 
 _BOTH = ("forward", "backward")
 
@@ -134,17 +134,17 @@ Mistake = Callable[[Call], Results]
 
 
 def wrong(needs: Needs, *directions: str) -> Callable[[Mistake], Mistake]:
-    """Enters a function as a wrong implementation: its name, and its docstring's first line.
+    """Register a function as a wrong implementation, described by its docstring.
 
-    Its group is the module. Without `directions` the mistake is made in both; elsewhere the right
-    implementation computes.
+    The module is its group. Without `directions` the mistake is made in both; a direction that is
+    not among them is computed by the right implementation.
     """
 
-    def enter(mistake: Mistake) -> Mistake:
+    def register(mistake: Mistake) -> Mistake:
         group = mistake.__module__.rpartition(".")[2]
         name = f"{group}/{mistake.__name__}"
-        assert name not in ENTERED and mistake.__doc__
-        ENTERED[name] = Wrong(name, mistake.__doc__, needs, mistake, directions or _BOTH)
+        assert name not in REGISTERED and mistake.__doc__
+        REGISTERED[name] = Wrong(name, mistake.__doc__, needs, mistake, directions or _BOTH)
         return mistake
 
-    return enter
+    return register

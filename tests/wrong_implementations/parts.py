@@ -1,4 +1,4 @@
-"""What mistakes are made of."""
+"""Parts of which the mistakes are composed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.wrong_implementations.implementation import Array, Call, Results
 
 
 def clean(x: Array) -> Array:
-    """x with 0 for the NaN in padding, wide."""
+    """x with 0 in place of the NaN in padding, in float32 or wider."""
     return jnp.where(jnp.isnan(x), 0, x).astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -19,7 +19,7 @@ def groups(call: Call) -> int:
 
 
 def raw_scores(call: Call) -> Array:
-    """scale · query · key, wide [B, N, T, S]."""
+    """scale · query · key, [B, N, T, S] in float32 or wider."""
     key = jnp.repeat(clean(call["key"]), groups(call), axis=2)
     return call.options.meaning.scale * jnp.einsum("btnh,bsnh->bnts", clean(call["query"]), key)
 
@@ -29,7 +29,7 @@ def bias_of(call: Call) -> Array:
 
 
 def slopes_of(call: Call) -> Array:
-    """[1|B, N, 1, 1]."""
+    """The ALiBi slopes, [1|B, N, 1, 1]."""
     return call["alibi_slopes"][:, :, None, None]
 
 
@@ -40,9 +40,9 @@ def lengths_of(call: Call, name: str, full: int) -> Array:
 
 
 def distances(call: Call, *, is_aligned: bool = True) -> Array:
-    """i + offset - j in a row that is one sequence, [B, 1, T, S]; the offset is 0 if not aligned.
+    """i + offset - j in each row, taken as one sequence, [B, 1, T, S].
 
-    In rows of several: as if each were one.
+    Unless `is_aligned`, the offset is 0.
     """
     t, s = call.spec.seq_len_q, call.spec.seq_len_kv
     offset: Array | int = 0
@@ -54,26 +54,26 @@ def distances(call: Call, *, is_aligned: bool = True) -> Array:
 
 
 def within_band(call: Call, distance: Array) -> Array:
-    """The window and causality, of pairs this far apart."""
+    """True for the distances that the window and causality allow."""
     left, right = call.spec.band
-    may = jnp.ones_like(distance, bool)
-    may &= True if left is None else distance <= left
-    return may & (True if right is None else distance >= -right)
+    is_within = jnp.ones_like(distance, bool)
+    is_within &= True if left is None else distance <= left
+    return is_within & (True if right is None else distance >= -right)
 
 
 def masked_by(call: Call, mask: Array, **options: Any) -> Results:
-    """The call with one mask more."""
+    """The results of the call with one mask more."""
     return call.right({"mask": call["mask"] & mask if "mask" in call else mask}, **options)
 
 
 def banded_by(call: Call, distance: Array) -> Results:
-    """The call whose window and causality go by these distances instead."""
-    may = within_band(call, distance)
-    return masked_by(call, may, is_causal=False, window=(None, None))
+    """The results of the call with its window and causality computed from these distances."""
+    is_within = within_band(call, distance)
+    return masked_by(call, is_within, is_causal=False, window=(None, None))
 
 
-def capped_as(call: Call, score: Array) -> Results:
-    """The call with these dense scores, before the mask, in place of its own."""
+def with_scores(call: Call, score: Array) -> Results:
+    """The results of the call with these dense scores, before the mask, in place of the right."""
     changed = {"alibi_slopes": None, "bias": score - raw_scores(call)}
     return call.right(changed, logits_soft_cap=None)
 
@@ -89,19 +89,19 @@ def alibi_of(call: Call) -> Array:
     return -slopes_of(call) * jnp.abs(distances(call))
 
 
-def of_first(x: Array, axis: int = 0) -> Array:
-    """x with what stands first along an axis in all its places."""
+def first_everywhere(x: Array, axis: int = 0) -> Array:
+    """x with its first slice along `axis` in place of every slice."""
     return jnp.broadcast_to(jnp.take(x, jnp.array([0]), axis=axis), x.shape)
 
 
 def misread(x: Array) -> Array:
-    """x [..., T, S] whose memory is taken for that of [..., S, T], transposed."""
+    """x [..., T, S] read as if it lay in memory as [..., S, T], transposed."""
     *batch, t, s = x.shape
     return x.reshape(*batch, s, t).swapaxes(-1, -2)
 
 
 def rows_of(call: Call, keep: Array) -> dict[str, Array | None]:
-    """The cotangents, 0 but for these rows and heads: bool [1|B, T|1, N|1]."""
+    """The cotangents, 0 except where `keep` [1|B, T|1, N|1] is true."""
     changed: dict[str, Array | None] = {
         "out_grad": jnp.where(keep[..., None], call["out_grad"], 0),
     }
@@ -115,12 +115,12 @@ def without_dropout(call: Call) -> Results:
 
 
 def times(results: Results, name: str, factor: float) -> Results:
-    """The results, one of them multiplied if it is there."""
+    """The results, with the one of this name, if present, multiplied by `factor`."""
     return results | ({name: results[name] * factor} if name in results else {})
 
 
 def mantissa(x: Array, bits: int) -> Array:
-    """x rounded to that many bits after the leading one."""
+    """x rounded to `bits` bits after the leading one."""
     wide = x.astype(jnp.float32)
     fraction, exponent = jnp.frexp(wide)
     rounded = jnp.ldexp(jnp.round(fraction * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
@@ -128,6 +128,7 @@ def mantissa(x: Array, bits: int) -> Array:
 
 
 def gradient_of_first(call: Call, name: str) -> Results:
+    """The right results, but for one gradient, which comes from the first batch row alone."""
     is_first = (jnp.arange(call.spec.batch) == 0)[:, None, None]
     found = call.right(rows_of(call, is_first))
     return call.right() | {x: y for x, y in found.items() if x == name}

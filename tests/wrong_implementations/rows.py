@@ -23,7 +23,7 @@ from tests.wrong_implementations.parts import (
 
 @wrong(lambda c: has_rest(c.s))
 def last_tile_of_keys_skipped(call):
-    """No query sees the keys after the last whole tile."""
+    """The keys after the last whole tile are hidden from every query."""
     whole = whole_tiles(call.spec.seq_len_kv)
     return masked_by(call, (jnp.arange(call.spec.seq_len_kv) < whole)[None, None, None])
 
@@ -52,7 +52,7 @@ def last_query_copied(call):
 
 @wrong(lambda c: c.t == 1 and c.s > 1 and has_band(c))
 def one_query_sees_everything(call):
-    """A single query is neither causal nor has it a window."""
+    """Causality and the window are ignored for a single query."""
     return call.right(is_causal=False, window=(None, None))
 
 
@@ -66,7 +66,7 @@ def one_key_is_always_attended(call):
 
 @wrong(lambda c: c.dtype == "float16" and returns_lse(c), "forward")
 def lse_in_float16(call):
-    """In float16 lse is rounded to float16 as well."""
+    """lse is rounded to float16 where the operands are float16."""
     results = call.right()
     rounded = {name: x.astype(jnp.float16) for name, x in results.items() if name == "lse"}
     return results | rounded
@@ -74,7 +74,7 @@ def lse_in_float16(call):
 
 @wrong(lambda c: c.dtype == "float16", "forward")
 def float16_overflows(call):
-    """In float16 the scores are clipped where their exponential would be too large for it."""
+    """The scores of float16 are clipped, as if their exponentials overflowed."""
     if call.spec.dtype != "float16":
         return call.right()
     score = soft_capped(call, raw_scores(call))
@@ -84,7 +84,7 @@ def float16_overflows(call):
 
 @wrong(lambda c: True, "forward")
 def half_the_mantissa(call):
-    """The output has half as many digits as its dtype."""
+    """The output is rounded to half the mantissa of its dtype."""
     results = call.right()
     bits = jnp.finfo(call.spec.dtype).nmant // 2
     return results | {"out": mantissa(results["out"], bits)}
@@ -92,14 +92,14 @@ def half_the_mantissa(call):
 
 @wrong(lambda c: c.dtype == "float32" and c.scale != 0)
 def float32_multiplied_in_bfloat16(call):
-    """In float32 the products of query and key are taken in bfloat16."""
+    """The products of float32 queries and keys are computed in bfloat16."""
     rounded = {name: call[name].astype(jnp.bfloat16) for name in ("query", "key")}
     return call.right({name: x.astype(call[name].dtype) for name, x in rounded.items()})
 
 
 @wrong(lambda c: c.deterministic, "backward")
 def gradients_differ_from_call_to_call(call):
-    """In deterministic mode the gradient of value differs in its last digits every time."""
+    """The gradient of value differs in its last digits at every call, in deterministic mode too."""
     results = call.right()
     if "value" not in results:
         return results

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tests.wrong_implementations.features import pads_keys, pads_queries, returns_lse
 from tests.wrong_implementations.implementation import wrong
-from tests.wrong_implementations.parts import clean, groups, of_first
+from tests.wrong_implementations.parts import clean, first_everywhere, groups
 
 
 @wrong(lambda c: c.q_segments)
@@ -20,7 +20,7 @@ def last_segment_dropped(call):
 
 @wrong(lambda c: c.q_segments)
 def segments_not_separated(call):
-    """All segments of a row are one."""
+    """All segments of a row are one segment."""
     names = ("query_segment_ids", "key_value_segment_ids")
     return call.right({name: jnp.minimum(call[name], 1) for name in names})
 
@@ -42,8 +42,8 @@ def segments_past_the_largest_are_kept(call):
 
 @wrong(lambda c: c.q_segments and c.b > 1)
 def segments_of_the_first_batch_row(call):
-    """All batch rows have the segments of the first one's keys."""
-    return call.right({"key_value_segment_ids": of_first(call["key_value_segment_ids"])})
+    """All batch rows have the key segments of the first."""
+    return call.right({"key_value_segment_ids": first_everywhere(call["key_value_segment_ids"])})
 
 
 @wrong(lambda c: c.cu_q)
@@ -63,27 +63,27 @@ def sequences_of_keys_start_one_late(call):
 
 @wrong(lambda c: c.cu_kv and c.b > 1)
 def sequences_of_the_first_batch_row(call):
-    """All batch rows have the packed sequences of the first one's keys."""
-    return call.right({"cu_seqlens_kv": of_first(call["cu_seqlens_kv"])})
+    """All batch rows have the packed key sequences of the first."""
+    return call.right({"cu_seqlens_kv": first_everywhere(call["cu_seqlens_kv"])})
 
 
 @wrong(lambda c: min(c.kv_lengths or (c.s,)) < c.s)
 def key_length_one_too_long(call):
-    """A query sees one key of the padding."""
+    """The first key of the padding is visible."""
     lengths = jnp.minimum(call["key_value_seq_lengths"] + 1, call.spec.seq_len_kv)
     return call.right({"key_value_seq_lengths": lengths})
 
 
 @wrong(lambda c: max(c.kv_lengths or (0,)) > 0)
 def key_length_one_too_short(call):
-    """No query sees the last key of a sequence that is padded."""
+    """The last key before the padding is hidden."""
     lengths = jnp.maximum(call["key_value_seq_lengths"] - 1, 0)
     return call.right({"key_value_seq_lengths": lengths})
 
 
 @wrong(lambda c: max(c.kv_lengths or (0,)) > c.s)
 def key_length_past_the_array_is_none(call):
-    """A length that is larger than the array is taken for 0, where it means all of the array."""
+    """A length beyond the end of the array is taken for 0, not for the whole array."""
     lengths = call["key_value_seq_lengths"]
     lengths = jnp.where(lengths > call.spec.seq_len_kv, 0, lengths)
     return call.right({"key_value_seq_lengths": lengths})
@@ -92,18 +92,18 @@ def key_length_past_the_array_is_none(call):
 @wrong(lambda c: c.kv_lengths and len(set(c.kv_lengths)) > 1)
 def key_lengths_of_the_first_batch_row(call):
     """All batch rows have as many keys as the first."""
-    return call.right({"key_value_seq_lengths": of_first(call["key_value_seq_lengths"])})
+    return call.right({"key_value_seq_lengths": first_everywhere(call["key_value_seq_lengths"])})
 
 
 @wrong(lambda c: min(c.q_lengths or (c.t,)) < c.t)
 def query_lengths_ignored(call):
-    """Queries of the padding are computed like the others."""
+    """The queries in the padding are computed like the others."""
     return call.right({"query_seq_lengths": None})
 
 
 @wrong(lambda c: min(c.q_lengths or (c.t,)) < c.t, "forward")
 def padding_queries_not_zeroed(call):
-    """In the padding of the queries stands the output of the first query."""
+    """The output of the queries in the padding is that of the first query, not 0."""
     results = call.right()
     is_real = jnp.arange(call.spec.seq_len_q) < call["query_seq_lengths"][:, None]
     out = jnp.where(is_real[..., None, None], results["out"], results["out"][:, :1])
@@ -112,7 +112,7 @@ def padding_queries_not_zeroed(call):
 
 @wrong(lambda c: min(c.q_lengths or (c.t,)) < c.t, "backward")
 def gradient_left_in_padding_queries(call):
-    """In the padding of the queries something very small is left in their gradient."""
+    """The gradient of the queries in the padding is very small, not 0."""
     results = call.right()
     if "query" not in results:
         return results
@@ -122,7 +122,7 @@ def gradient_left_in_padding_queries(call):
 
 @wrong(pads_keys, "forward")
 def nan_of_padding_keys_let_through(call):
-    """Keys of the padding are multiplied by 0, which NaN survives."""
+    """The keys in the padding are multiplied by 0, so that NaN among them reaches the output."""
     results = call.right()
     nothing = 0 * call["key"].sum(axis=(1, 2, 3))[:, None, None, None]
     return results | {"out": results["out"] + nothing}
@@ -130,7 +130,7 @@ def nan_of_padding_keys_let_through(call):
 
 @wrong(pads_queries, "backward")
 def nan_of_padding_queries_let_through(call):
-    """Queries of the padding are multiplied by 0 on their way into the gradient of key."""
+    """The queries in the padding are multiplied by 0, so that NaN reaches the gradient of key."""
     results = call.right()
     nothing = 0 * call["query"].sum(axis=(1, 2, 3))[:, None, None, None]
     return results | ({"key": results["key"] + nothing} if "key" in results else {})
@@ -138,7 +138,7 @@ def nan_of_padding_queries_let_through(call):
 
 @wrong(lambda c: 0 in (c.kv_lengths or ()) and returns_lse(c), "forward")
 def lse_of_an_empty_sequence_is_zero(call):
-    """Where a sequence has no keys at all, lse is 0."""
+    """The lse of a sequence without keys is 0."""
     results = call.right(needs_lse=True)
     is_empty = call["key_value_seq_lengths"] == 0
     return results | {"lse": jnp.where(is_empty[:, None, None], 0, results["lse"])}
@@ -146,7 +146,7 @@ def lse_of_an_empty_sequence_is_zero(call):
 
 @wrong(lambda c: 0 in (c.kv_lengths or ()), "forward")
 def empty_sequence_is_divided_by_zero(call):
-    """Where a sequence has no keys at all, its output is 0 / 0."""
+    """The output of a sequence without keys is 0 / 0."""
     results = call.right()
     is_empty = (call["key_value_seq_lengths"] == 0)[:, None, None, None]
     return results | {"out": jnp.where(is_empty, jnp.nan, results["out"])}
@@ -154,7 +154,7 @@ def empty_sequence_is_divided_by_zero(call):
 
 @wrong(lambda c: c.dead_rows or c.infinite_bias or 0 in (c.kv_lengths or ()), "forward")
 def queries_without_keys_take_the_mean(call):
-    """A query that may attend to nothing attends to everything a little, as with scores of -1e9."""
+    """A query that sees no keys attends to all of them equally, as with scores of -1e9."""
     results = call.right(needs_lse=True)
     mean = jnp.repeat(clean(call["value"]).mean(axis=1), groups(call), axis=1)
     is_dead = (results["lse"] == -jnp.inf).swapaxes(1, 2)[..., None]

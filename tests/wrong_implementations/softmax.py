@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from tests.wrong_implementations.features import has_band, returns_lse
 from tests.wrong_implementations.implementation import wrong
-from tests.wrong_implementations.parts import masked_by, of_first, times
+from tests.wrong_implementations.parts import first_everywhere, masked_by, times
 
 
 @wrong(lambda c: c.sinks, "forward")
@@ -17,32 +17,32 @@ def sink_missing_in_out(call):
 
 @wrong(lambda c: c.sinks and returns_lse(c), "forward")
 def sink_missing_in_lse(call):
-    """lse leaves the sink out, the output does not."""
+    """The sink is left out of lse, not of the output."""
     results, without = call.right(), call.right({"sinks": None})
     return results | {name: x for name, x in without.items() if name == "lse"}
 
 
 @wrong(lambda c: c.sinks and c.scale != 1)
 def sink_before_the_scale(call):
-    """The sink is scaled, as if it were a product."""
+    """The sink is multiplied by the scale."""
     return call.right({"sinks": call["sinks"] * call.options.meaning.scale})
 
 
 @wrong(lambda c: c.sinks and c.n > 1)
 def sink_of_the_first_head(call):
     """All heads have the sink of the first."""
-    return call.right({"sinks": of_first(call["sinks"], axis=1)})
+    return call.right({"sinks": first_everywhere(call["sinks"], axis=1)})
 
 
 @wrong(lambda c: (c.sinks or 1) > 1)
 def sinks_of_the_first_batch_row(call):
     """All batch rows have the sinks of the first."""
-    return call.right({"sinks": of_first(call["sinks"])})
+    return call.right({"sinks": first_everywhere(call["sinks"])})
 
 
 @wrong(lambda c: c.sinks, "forward")
 def sink_left_in_rows_without_keys(call):
-    """The lse of a query that may attend to nothing is the sink."""
+    """The lse of a query that sees no keys is the sink."""
     results = call.right(needs_lse=True)
     lse = results["lse"]
     return results | {"lse": jnp.where(lse == -jnp.inf, call["sinks"][:, :, None], lse)}
@@ -50,7 +50,7 @@ def sink_left_in_rows_without_keys(call):
 
 @wrong(lambda c: c.sinks and c.needs_max, "forward")
 def row_max_includes_the_sink(call):
-    """row_max is the sink where that is the largest."""
+    """row_max is the sink where the sink is larger than every score."""
     results = call.right()
     if "row_max" not in results:
         return results
@@ -60,7 +60,7 @@ def row_max_includes_the_sink(call):
 
 @wrong(lambda c: c.needs_max and (has_band(c) or c.mask), "forward")
 def row_max_before_the_mask(call):
-    """row_max is also over the keys that mask, window and causality hide."""
+    """row_max includes the keys that mask, window and causality hide."""
     results = call.right()
     if "row_max" not in results:
         return results
@@ -70,7 +70,7 @@ def row_max_before_the_mask(call):
 
 @wrong(lambda c: c.inference and c.s > 1, "forward")
 def last_key_forgotten_without_lse(call):
-    """Where only the output is asked for, the last key is not seen."""
+    """The last key is hidden where only the output is requested."""
     if call.options.wanted.needs_lse:
         return call.right()
     return masked_by(
@@ -86,7 +86,7 @@ def lse_in_base_two(call):
 
 @wrong(returns_lse, "forward")
 def lse_without_the_maximum(call):
-    """lse is the logarithm of the sum that the largest score was subtracted in."""
+    """lse leaves out the row maximum, which was subtracted from the scores."""
     results = call.right(needs_lse=True, needs_max=True)
     row_max = results["row_max"]
     less = results["lse"] - jnp.where(row_max == -jnp.inf, 0, row_max)
@@ -95,6 +95,6 @@ def lse_without_the_maximum(call):
 
 @wrong(lambda c: returns_lse(c) and (c.dead_rows or c.infinite_bias), "forward")
 def lse_of_hidden_rows_is_finite(call):
-    """The lse of a query that may attend to nothing is a large negative number, not -inf."""
+    """The lse of a query that sees no keys is a large negative number, not -inf."""
     results = call.right(needs_lse=True)
     return results | {"lse": jnp.maximum(results["lse"], -1e30)}

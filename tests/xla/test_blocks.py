@@ -1,4 +1,4 @@
-"""Blocks of the XLA implementation under x64, and scores so large that rounding is everything."""
+"""Blocks of the XLA implementation under x64, and scores so large that rounding dominates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_dispatch.xla import blocks
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_blocks_under_x64(monkeypatch, dtype: str):
+def test_small_blocks_under_x64_give_the_same_results(monkeypatch, dtype: str):
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         q, k, v = (jnp.asarray(rng.standard_normal((4, 6, n, 8)), dtype) for n in (4, 2, 2))
@@ -29,7 +29,7 @@ def test_blocks_under_x64(monkeypatch, dtype: str):
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
-def test_large_scores_are_no_nan(head_dim: int, size: float):
+def test_large_scores_give_finite_results(head_dim: int, size: float):
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((2, 32, 2, head_dim)), jnp.float32) for _ in "qkv")
 
@@ -39,13 +39,13 @@ def test_large_scores_are_no_nan(head_dim: int, size: float):
 
     out, *gradients = jax.jit(out_and_gradients)(size * q, size * k, v)
     assert np.isfinite(out).all() and all(np.isfinite(x).all() for x in gradients)
-    # Each row attends the key of its largest score, and sums of probabilities stay 1.
+    # Each query attends to the key of its largest score, and its probabilities sum to 1.
     best = np.einsum("btnh,bsnh->bnts", q, k).argmax(axis=-1)
     expected = np.take_along_axis(np.swapaxes(v, 1, 2), best[..., None], axis=2).swapaxes(1, 2)
     np.testing.assert_allclose(out, expected, atol=1e-3)
 
 
-def test_a_tie_of_large_scores():
+def test_tie_of_large_scores_gives_the_mean():
     q = jnp.full((1, 1, 1, 3), 1e5)
     out = dot_product_attention(q, jnp.repeat(q, 2, axis=1), jnp.ones((1, 2, 1, 3)))
     np.testing.assert_allclose(out, 1, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The conformance suite on XLA: the table that vendor kernels are run through, on this CPU."""
+"""The conformance suite on XLA: the cases for vendor kernels, run on this CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attn_dispatch_tools.verify.reference import allowed
 from attn_dispatch_tools.verify.suite import Conformance
 
 EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
-"""Else each feature at a quarter of its smallest size: sizes are for tiles, and XLA has none."""
+"""Otherwise each feature runs at a quarter of its smallest size, because XLA has no tiles."""
 
 
 def smallest(cases: Sequence[Case]) -> list[Case]:
@@ -36,11 +36,11 @@ def smallest(cases: Sequence[Case]) -> list[Case]:
 
 
 def feature_of(case: Case) -> str:
-    """The feature of a case that XLA has separate code for: cases differ in sizes otherwise.
+    """The feature of a case for which XLA has separate code; other cases differ only in size.
 
-    Beside a cache that is whether there are pages and whether there is more than one query. Heads
-    that come first are turned around before anything else is done, so that options do not meet
-    them: one case of each kind of option will do.
+    For a cache only two facts matter: with or without pages, one query or more. Arrays with heads
+    first are transposed before anything else, independently of the options, so that one case of
+    each kind of option suffices.
     """
     name = case.name
     if name.startswith("layouts/"):
@@ -57,9 +57,9 @@ SIZED = re.compile(r"_(f16|bf16|f32)_d\w+_\d+x\d+")
 
 
 def quarter(case: Case) -> Case:
-    """The case with a quarter of the queries and keys, if its name has a size that is a kernel's.
+    """The case with a quarter of the queries and keys, if its size is chosen for a kernel.
 
-    The same feature is computed, in a fraction of the time that the judge takes for the size.
+    The same feature is computed in a fraction of the time.
     """
     if not SIZED.search(case.name) or case.page or case.ragged or min(case.t, case.s) < 64:
         return case
@@ -87,7 +87,7 @@ def quarter(case: Case) -> Case:
 
 
 def scaled(length: int, short: int, full: int) -> int:
-    """A length of `full` places for `short` ones: what is wrong, or too long, stays so."""
+    """A length up to `full`, scaled to one up to `short`; invalid lengths stay invalid."""
     if length > full:
         return short + length - full
     return length if length <= 0 else max(length * short // full, 1)
@@ -108,7 +108,7 @@ class TestXla(Conformance):
         assert results <= outcome.errors.keys()
 
 
-def test_names_are_unique():
+def test_case_names_are_unique():
     assert len(BY_NAME) == len(CASES) >= 600
 
 
@@ -117,11 +117,11 @@ def test_cases_survive_json():
         assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
 
 
-# What each check of the suite is for: a mistake that it alone would notice.
+# Each check of the suite finds a mistake that no other check would find.
 
 
-def mistaken(monkeypatch, direction: str, change) -> None:
-    """Makes `change(spec, operands, results)` of what XLA computes."""
+def break_results(monkeypatch, direction: str, change) -> None:
+    """Replace XLA's results by `change(spec, operands, results)`."""
     right = getattr(xla, direction)
 
     def wrong(spec, device, operands):
@@ -141,22 +141,28 @@ def failures(name: str, **facts) -> str:
 SMALL = "plain/causal_f16_d64_33x17"
 
 
-def test_a_result_that_is_off_is_found(monkeypatch):
-    mistaken(monkeypatch, "forward", lambda spec, _, results: [results[0] * 1.01, *results[1:]])
+def test_inexact_result_is_found(monkeypatch):
+    break_results(
+        monkeypatch, "forward", lambda spec, _, results: [results[0] * 1.01, *results[1:]]
+    )
     assert failures(SMALL).startswith("out: error")
 
 
-def test_a_gradient_that_is_off_is_found(monkeypatch):
-    mistaken(monkeypatch, "backward", lambda spec, _, results: [*results[:2], results[2] * 1.01])
+def test_inexact_gradient_is_found(monkeypatch):
+    break_results(
+        monkeypatch, "backward", lambda spec, _, results: [*results[:2], results[2] * 1.01]
+    )
     assert failures(SMALL).startswith("value: error")
 
 
-def test_noise_in_rows_that_attend_nothing_is_found(monkeypatch):
-    mistaken(monkeypatch, "backward", lambda spec, _, results: [results[0] + 1e-6, *results[1:]])
+def test_noise_in_rows_without_keys_is_found(monkeypatch):
+    break_results(
+        monkeypatch, "backward", lambda spec, _, results: [results[0] + 1e-6, *results[1:]]
+    )
     assert "zeros: query is not exactly 0" in failures("lengths/full_f16_d64_33x17")
 
 
-def test_results_that_change_are_found(monkeypatch):
+def test_nondeterministic_results_are_found(monkeypatch):
     calls = []
 
     def drift(x):
@@ -166,19 +172,19 @@ def test_results_that_change_are_found(monkeypatch):
     def change(spec, _, results):
         return [*results[:2], jax.pure_callback(drift, results[2], results[2])]
 
-    mistaken(monkeypatch, "backward", change)
+    break_results(monkeypatch, "backward", change)
     assert "deterministic: value differs" in failures(SMALL, deterministic=True)
 
 
-def test_a_leak_between_documents_is_found(monkeypatch):
+def test_leak_between_documents_is_found(monkeypatch):
     def change(spec, operands, results):
         return [results[0] + 1e-3 * jnp.nanmean(operands["query"]), *results[1:]]
 
-    mistaken(monkeypatch, "forward", change)
+    break_results(monkeypatch, "forward", change)
     assert "documents: random values in one changed out" in failures("packed/gaps_bf16_d64_256x256")
 
 
-def test_another_mask_in_the_backward_pass_is_found(monkeypatch):
+def test_different_dropout_mask_in_the_backward_pass_is_found(monkeypatch):
     right = xla.backward
 
     def wrong(spec, device, operands):
@@ -188,17 +194,17 @@ def test_another_mask_in_the_backward_pass_is_found(monkeypatch):
     assert "value: error" in failures(SMALL, dropout=0.3)
 
 
-def test_a_mask_of_the_wrong_rate_is_found(monkeypatch):
-    def most_of(*args):
+def test_dropout_mask_of_the_wrong_rate_is_found(monkeypatch):
+    def too_many(*args):
         return right(*args) | right(*args)[..., ::-1]
 
     right = scores.dropout_keep_mask
-    monkeypatch.setattr(scores, "dropout_keep_mask", most_of)
+    monkeypatch.setattr(scores, "dropout_keep_mask", too_many)
     assert "dropout: dropped" in failures(SMALL, dropout=0.3)
 
 
 @pytest.mark.parametrize("name", ["found/large_scores_sinks_dropout", SMALL])
-def test_the_mask_can_be_seen_in_the_output(name):
+def test_dropout_mask_can_be_read_from_the_output(name):
     suite, case = Conformance(), replace(BY_NAME[name], dropout=0.5)
     suite.implementation = "xla"
     operands = case.operands()
@@ -206,13 +212,13 @@ def test_the_mask_can_be_seen_in_the_output(name):
     compiled = program.compile(program.trace(operands))
     seen = dropout_checks.probe(lambda given: numpy_results(compiled, given)["out"], case)(operands)
     pairs = allowed(case.forward_options(), operands)
-    told = suite._dropout(case, operands)[0](operands)
-    assert np.array_equal(seen & pairs, told & pairs)
+    returned = suite._dropout(case, operands)[0](operands)
+    assert np.array_equal(seen & pairs, returned & pairs)
     assert 0.4 < (seen & pairs).sum() / pairs.sum() < 0.6
 
 
-def test_a_sum_whose_terms_cancel_does_not_put_the_reference_in_doubt():
-    # Its sinks' gradient is a fortieth of what it is a sum of (drawn with seed 20261203).
+def test_cancelling_sum_does_not_count_against_the_reference():
+    # The gradient of sinks is a fortieth of its largest terms (drawn with seed 20261203).
     case = Case(
         name="drawn/20261203_359", t=256, s=100, k=4, h=64, v=224, dtype="bfloat16",
         is_causal=True, kv_lengths=(100, 10), mask=(1, 4, 1, 1), sinks=1, lse_grad=True,
@@ -223,27 +229,27 @@ def test_a_sum_whose_terms_cancel_does_not_put_the_reference_in_doubt():
     assert suite.check(case).failures == ()
 
 
-def test_a_custom_call_that_should_not_be_there_is_found(monkeypatch):
+def test_missing_custom_call_is_found(monkeypatch):
     monkeypatch.setattr(xla, "FORWARD_TARGET", "attn_dispatch_other", raising=False)
     assert "kernels: expected custom calls ['attn_dispatch_other'], got []" in failures(SMALL)
 
 
 @pytest.mark.parametrize(
-    ("axis", "apart", "what"),
+    ("axis", "distance", "what"),
     [(0, 2, "batch rows"), (1, 2, "heads"), (2, 4, "rows"), (3, 16, "keys")],
 )
-def test_a_mask_that_repeats_itself_is_noticed(axis, apart, what):
+def test_repeating_dropout_mask_is_found(axis, distance, what):
     case = Case(name="mask", b=4, t=64, s=96, dropout=0.1)
     keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= case.dropout
     pairs = np.ones_like(keep)
     assert dropout_checks._not_independent(case, keep, pairs) == []
-    half = np.arange(keep.shape[axis]) // apart % 2 == 0
-    again = np.where(half, np.arange(keep.shape[axis]), np.arange(keep.shape[axis]) - apart)
+    half = np.arange(keep.shape[axis]) // distance % 2 == 0
+    again = np.where(half, np.arange(keep.shape[axis]), np.arange(keep.shape[axis]) - distance)
     (failure,) = dropout_checks._not_independent(case, keep.take(again, axis), pairs)
-    assert failure.startswith(f"{what} {apart} apart do not drop independently")
+    assert failure.startswith(f"{what} {distance} apart do not drop independently")
 
 
-def test_rows_that_share_a_random_number_are_allowed_where_that_is_known():
+def test_rows_known_to_share_a_random_number_are_allowed():
     case = Case(name="mask", b=4, t=64, s=96, dropout=0.5)
     rows = np.arange(64)
     keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= 0.5

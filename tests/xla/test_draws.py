@@ -1,4 +1,4 @@
-"""Calls drawn at random, everything at once, through the conformance suite on XLA."""
+"""Randomly drawn calls with any combination of options, in the conformance suite on XLA."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ COUNT = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "300"))
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_any_call(part: int):
-    """Every one of them is right; a failure names its case, which draws the same anywhere."""
-    suite, wrong = OnXla(), {}
+def test_drawn_calls_pass_the_suite(part: int):
+    """A failure names its case, whose name draws the same call on every machine."""
+    suite, failed = OnXla(), {}
     for case in draws.examples(COUNT, SEED, draws.SMALL)[part::PARTS]:
         outcome = suite.check(case)
         if (outcome.status, outcome.failures) != ("passed", ()):
-            wrong[case.name] = outcome
-    assert wrong == {}
+            failed[case.name] = outcome
+    assert failed == {}
 
 
-def test_a_seed_draws_the_same_cases_again():
+def test_same_seed_draws_the_same_cases():
     first = draws.examples(30, seed=5)
     assert len(first) == len({case.name for case in first}) == 30
     assert draws.examples(30, seed=5) == first
@@ -49,8 +49,8 @@ def test_a_seed_draws_the_same_cases_again():
         assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
 
 
-def test_shapes_are_known_without_drawing():
-    """Large operands take long to draw, so their shapes must be known without drawing."""
+def test_shapes_are_known_without_drawing_arrays():
+    """Large arrays take long to draw, so their shapes must be known beforehand."""
     small = [case for case in CASES if case.b * case.n * case.t * case.s <= 2**16]
     for case in (*draws.examples(150, 3, draws.SMALL), *small):
         drawn = {name: (x.shape, x.dtype) for name, x in case.operands().items()}
@@ -70,8 +70,8 @@ def digest(count: int = 40) -> str:
 DIGEST = "ac46c35b 14d4e363"
 
 
-def test_draws_are_the_same_everywhere():
-    """In another process, and as they were when this was written: a report names no versions."""
+def test_draws_are_the_same_in_every_process_and_version():
+    """A report names a seed but no versions, so the drawn calls must never change."""
     code = "from tests.xla import test_draws; print(test_draws.digest())"
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -83,7 +83,7 @@ def test_draws_are_the_same_everywhere():
     assert run.stdout.strip() == digest() == DIGEST
 
 
-def test_dice_are_fair():
+def test_seeded_random_is_uniform():
     rng = SeededRandom("fair")
     rolls = [rng.between(1, 6) for _ in range(6000)]
     assert {*rolls} == {*range(1, 7)}
@@ -96,8 +96,8 @@ def drawn(*, sizes: draws.Sizes = draws.KERNELS) -> list[Case]:
     return [case for seed in range(4) for case in draws.examples(250, seed, sizes)]
 
 
-def test_everything_is_drawn():
-    """None of the features is so rare that a thousand cases go without it."""
+def test_every_option_is_drawn():
+    """No option is so rare that a thousand cases lack it."""
     cases = drawn()
     facts = [
         "mask", "bias", "alibi", "sinks", "soft_cap", "dropout", "lse_grad", "needs_max",
@@ -115,7 +115,7 @@ def layout(case: Case) -> str:
     return next((name for name, given in names.items() if given), "plain")
 
 
-def test_every_option_meets_every_layout_and_transform():
+def test_every_option_occurs_with_every_layout_and_transform():
     options = {
         "scale 0": lambda c: c.scale == 0,
         "scale below 0": lambda c: c.scale < 0,
@@ -136,7 +136,7 @@ def test_every_option_meets_every_layout_and_transform():
         "forward alone": lambda c: c.inference,
         "deterministic": lambda c: c.deterministic,
     }
-    met = {
+    pairs = {
         (name, place)
         for case in drawn()
         for name, has in options.items()
@@ -144,10 +144,10 @@ def test_every_option_meets_every_layout_and_transform():
         for place in (layout(case), case.transform)
     }
     places = ("plain", "lengths", "packed", "ragged", *draws._TRANSFORMS)
-    assert {(name, place) for name in options for place in places} - met == set()
+    assert {(name, place) for name in options for place in places} - pairs == set()
 
 
-def test_value_dims_are_below_and_above_at_every_head_dim():
+def test_value_dims_vary_around_every_head_dim():
     cases = drawn()
     for h in draws.KERNELS.head_dims:
         dims = [case.v for case in cases if case.h == h]

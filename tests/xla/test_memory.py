@@ -74,7 +74,7 @@ def values(jaxpr: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_nothing_grows_with_both_lengths(direction):
+def test_no_array_grows_with_both_lengths(direction):
     function, arrays = call(direction)
     found = list(values(jax.make_jaxpr(function)(arrays).jaxpr))
     assert len(found) > 100
@@ -83,7 +83,7 @@ def test_nothing_grows_with_both_lengths(direction):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_compiled_memory(direction):
+def test_compiled_program_needs_less_than_all_scores(direction):
     function, arrays = call(direction)
     memory = jax.jit(function).lower(arrays).compile().memory_analysis()
     assert memory is not None
@@ -92,7 +92,7 @@ def test_compiled_memory(direction):
 
 
 @pytest.mark.parametrize(
-    ("direction", "b", "before"),
+    ("direction", "b", "bytes_with_chunks"),
     [
         ("forward", 1, 705_966_920),
         ("backward", 1, 1_411_144_848),
@@ -100,11 +100,11 @@ def test_compiled_memory(direction):
         ("backward", 32, 3_272_349_392),
     ],
 )
-def test_no_more_memory_than_chunks_of_rows(direction, b, before):
-    """Chunks had rows of the whole batch: 16 rows of a batch of 32, where blocks have 128."""
+def test_blocks_need_no_more_memory_than_chunks_of_rows(direction, b, bytes_with_chunks):
+    """Chunks covered the whole batch, with 16 rows for a batch of 32; blocks have 128 rows."""
     function, arrays = call(direction, b)
     memory = jax.jit(function).lower(arrays).compile().memory_analysis()
-    assert memory is not None and memory.temp_size_in_bytes <= before
+    assert memory is not None and memory.temp_size_in_bytes <= bytes_with_chunks
 
 
 def packed_call(kind: str, direction: str) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
@@ -113,22 +113,22 @@ def packed_call(kind: str, direction: str) -> tuple[Any, list[jax.ShapeDtypeStru
     if kind == "segment ids":
         packing = jax.ShapeDtypeStruct((LONG,), jnp.int32)
 
-        def of_ids(q, k, v, ids):
+        def by_ids(q, k, v, ids):
             return dot_product_attention(
                 q, k, v, is_causal=True, query_segment_ids=ids, max_segments=64
             )
 
-        forward = of_ids
+        forward = by_ids
     else:
         packing = jax.ShapeDtypeStruct((65,), jnp.int32)
 
-        def of_sequences(q, k, v, cu):
+        def by_sequences(q, k, v, cu):
             return ragged_dot_product_attention(
                 q, k, v, is_causal=True, cu_seqlens_q=cu, cu_seqlens_kv=cu,
                 max_seqlen_q=LONG, max_seqlen_kv=LONG,
             )  # fmt: skip
 
-        forward = of_sequences
+        forward = by_sequences
 
     def backward(q, k, v, packing):
         def loss(*qkv):
@@ -141,10 +141,10 @@ def packed_call(kind: str, direction: str) -> tuple[Any, list[jax.ShapeDtypeStru
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("kind", ["segment ids", "cu_seqlens"])
-def test_packed_sequences_of_32k_tokens(kind, direction):
+def test_packed_sequences_of_32k_tokens_need_linear_memory(kind, direction):
     function, arguments = packed_call(kind, direction)
     compiled = jax.jit(function).lower(*arguments).compile()
     assert not re.search(rf"\[(\d+,)*{LONG},{LONG}(,\d+)*\]", compiled.as_text())
     memory = compiled.memory_analysis()
-    # A few chunks of scores, and nothing near [T, S] even of booleans.
+    # A few blocks of scores, far less than even a boolean array [T, S].
     assert memory is not None and memory.temp_size_in_bytes < 6 * SCORE_BYTES < LONG * LONG

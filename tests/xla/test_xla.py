@@ -36,7 +36,7 @@ def no_rank_promotion():
 
 
 def call(function: Any, options: Any, operands: Any, device: Device = CPU) -> tuple[Any, ...]:
-    """xla.forward or xla.backward, its results checked against `spec.results`."""
+    """Call xla.forward or xla.backward and check its results' types against `spec.results`."""
     spec = spec_of(options, operands)
     assert xla.not_supported_reasons(spec, device) == ()
     given = {name: operands[name] for name in options.operands}
@@ -91,13 +91,13 @@ cached_run = lru_cache(run)
 
 @lru_cache
 def references(case: Case) -> tuple[Operands, Naive]:
-    """What float64 and the naive computation make of a case."""
+    """The results of a case in float64 and by the naive computation."""
     args = case.forward_options(), case.operands() | case.cotangents(), keep_mask(case)
     return reference(*args), naive(*args)
 
 
 def check(case: Case, got: Operands) -> None:
-    """The errors of all results against those of the naive computation in the same dtype."""
+    """Check all errors against those of the naive computation in the same dtype."""
     expected, plain = references(case)
     assert set(got) == set(expected) == set(plain.results)
     slack = 1e-12 if case.dtype == "float64" else SLACK
@@ -107,38 +107,40 @@ def check(case: Case, got: Operands) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_results_are_as_exact_as_the_naive_ones(case):
+def test_results_are_as_exact_as_naive_ones(case):
     check(case, run(case))
 
 
 @pytest.mark.parametrize("name", ["plain_bf16", "everything_bf16", "lengths_bf16", "one_kv_head"])
-def test_products_in_16_bits_are_exact_enough(name):
+def test_16_bit_products_are_exact_enough(name):
     check(BY_NAME[name], run(BY_NAME[name], OTHER))
 
 
 @pytest.mark.parametrize("name", ["everything_lengths", "bias_infinite"])
-def test_float64(name):
+def test_results_in_float64(name):
     with jax.enable_x64(True):
         check(case := replace(BY_NAME[name], dtype="float64"), run(case))
 
 
-def test_float32_under_x64():
+def test_results_in_float32_under_x64():
     with jax.enable_x64(True):
         check(BY_NAME["everything_segments"], run(BY_NAME["everything_segments"]))
 
 
-def test_infinities_in_padding_reach_nothing():
+def test_infinities_in_padding_reach_no_result():
     check(BY_NAME["everything_lengths"], run(BY_NAME["everything_lengths"], poison=np.inf))
 
 
 @pytest.mark.parametrize("name", ["mask_dead_rows", "everything_lengths"])
-def test_no_nan_on_the_way(name):
+def test_no_intermediate_is_nan(name):
     with jax.debug_nans(True):
         check(BY_NAME[name], run(BY_NAME[name], poison=0.0))
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, case: Case, batch: int, kv_heads: int, rows: int) -> None:
-    """Makes the blocks of a case no larger than this."""
+def limit_blocks(
+    monkeypatch: pytest.MonkeyPatch, case: Case, batch: int, kv_heads: int, rows: int
+) -> None:
+    """Limit the blocks of a case to this size."""
     head_bytes = case.n // case.k * rows * case.s * 4
     monkeypatch.setattr(blocks, "ENOUGH_ROWS", rows)
     monkeypatch.setattr(blocks, "SCORE_BYTES", batch * kv_heads * head_bytes)
@@ -147,9 +149,9 @@ def cut(monkeypatch: pytest.MonkeyPatch, case: Case, batch: int, kv_heads: int, 
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_blocks_of_one_head_change_nothing(case, monkeypatch):
-    """Parts of the batch, of the heads and of the rows, of which the last ones are fewer."""
-    cut(monkeypatch, case, 1, 1, min(4, case.t))
+def test_blocks_of_one_head_give_the_same_results(case, monkeypatch):
+    """Parts of the batch, the heads and the rows; the last part of the rows is smaller."""
+    limit_blocks(monkeypatch, case, 1, 1, min(4, case.t))
     check(case, run(case))
 
 
@@ -168,21 +170,21 @@ def test_blocks_of_one_head_change_nothing(case, monkeypatch):
         ("sinks_of_batch", 2, 2, 1),
     ],
 )
-def test_larger_blocks_change_nothing(name, batch, kv_heads, rows, monkeypatch):
-    cut(monkeypatch, BY_NAME[name], batch, kv_heads, rows)
+def test_larger_blocks_give_the_same_results(name, batch, kv_heads, rows, monkeypatch):
+    limit_blocks(monkeypatch, BY_NAME[name], batch, kv_heads, rows)
     check(BY_NAME[name], run(BY_NAME[name]))
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 10, 14), (4, 1, 10, 14), (1, 1, 10, 14)])
-def test_gradient_of_a_narrow_bias_that_blocks_share(shape, monkeypatch):
-    """Their sum is rounded once, so a block's size makes no difference to it."""
+def test_gradient_of_a_16_bit_bias_shared_by_blocks(shape, monkeypatch):
+    """The sum over blocks is rounded once, so the size of a block has no effect."""
     case = Case("shared", b=4, bias=shape, bias_dtype="bfloat16")
     whole = run(case)["bias"]
-    cut(monkeypatch, case, 1, 1, 4)
+    limit_blocks(monkeypatch, case, 1, 1, 4)
     np.testing.assert_allclose(np.float32(run(case)["bias"]), np.float32(whole), rtol=2**-7)
 
 
-def test_every_score_is_in_one_block(monkeypatch):
+def test_every_score_is_in_exactly_one_block(monkeypatch):
     monkeypatch.setattr(blocks, "ENOUGH_ROWS", 3)
     case = Case("any", b=6, t=10, n=8, k=4, s=5)
     spec = spec_of(case.forward_options(), case.operands())
@@ -209,13 +211,13 @@ def sizes_of(b: int, t: int, s: int, n: int, k: int) -> BlockSizes:
     ("shape", "expected"),
     [
         ((2, 100, 300, 4, 2), (2, 2, 100)),  # dense
-        ((1, 8192, 8192, 8, 8), (1, 8, 512)),  # rows alone
-        ((32, 8192, 8192, 2, 1), (16, 1, 128)),  # the batch next
-        ((31, 8192, 8192, 2, 1), (1, 1, 2048)),  # which 31 divides badly
-        ((32, 8192, 8192, 128, 16), (1, 4, 128)),  # then heads
-        ((4096, 100, 8192, 32, 8), (1, 8, 100)),  # fewer rows than are enough
-        ((1, 2**18, 2**18, 8, 1), (1, 1, 16)),  # but times 8 heads
-        ((2, 4, 2**26, 1, 1), (1, 1, 1)),  # a single row may be too large
+        ((1, 8192, 8192, 8, 8), (1, 8, 512)),  # parts of rows only
+        ((32, 8192, 8192, 2, 1), (16, 1, 128)),  # then parts of the batch
+        ((31, 8192, 8192, 2, 1), (1, 1, 2048)),  # 31 has no suitable divisor
+        ((32, 8192, 8192, 128, 16), (1, 4, 128)),  # then parts of heads
+        ((4096, 100, 8192, 32, 8), (1, 8, 100)),  # fewer than enough rows
+        ((1, 2**18, 2**18, 8, 1), (1, 1, 16)),  # 16 rows of 8 heads
+        ((2, 4, 2**26, 1, 1), (1, 1, 1)),  # a single row can be too large
     ],
 )  # fmt: skip
 def test_block_sizes(shape, expected):
@@ -223,7 +225,7 @@ def test_block_sizes(shape, expected):
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (8, 8), (32, 8), (64, 1), (128, 128)])
-def test_rows_are_enough_at_any_batch(heads):
+def test_blocks_have_enough_rows_for_any_batch(heads):
     for b in (1, 2, 3, 31, 32, 1000, 2**16):
         sizes = sizes_of(b, 8192, 8192, *heads)
         group = heads[0] // heads[1]
@@ -231,7 +233,7 @@ def test_rows_are_enough_at_any_batch(heads):
         assert sizes.batch * sizes.kv_heads * group * sizes.rows * 8192 * 4 <= blocks.SCORE_BYTES
 
 
-def test_plan_says_what_blocks_are():
+def test_plan_describes_the_blocks():
     def engine(b: int, t: int, n: int, k: int) -> str:
         shapes = {"query": (b, t, n, 64), "key": (b, 8192, k, 64), "value": (b, 8192, k, 64)}
         operands = {x: jax.ShapeDtypeStruct(y, jnp.bfloat16) for x, y in shapes.items()}
@@ -244,7 +246,7 @@ def test_plan_says_what_blocks_are():
 
 
 @pytest.mark.parametrize("gradient", ["query", "key", "value", "bias", "alibi_slopes", "sinks"])
-def test_gradients_can_be_asked_for_alone(gradient):
+def test_each_gradient_can_be_computed_alone(gradient):
     case = BY_NAME["everything"]
     together = cached_run(case)
     given = case.operands() | case.cotangents() | {x: together[x] for x in ("out", "lse")}
@@ -253,7 +255,7 @@ def test_gradients_can_be_asked_for_alone(gradient):
     assert error(alone, together[gradient]) < 1e-5
 
 
-def test_forward_without_lse():
+def test_forward_pass_without_lse():
     case = BY_NAME["plain"]
     options = case.forward_options(needs_lse=False)
     (out,) = jax.jit(lambda given: call(xla.forward, options, given))(case.operands())
@@ -261,7 +263,7 @@ def test_forward_without_lse():
 
 
 @pytest.mark.parametrize("axis", ["b", "t", "s", "n"])
-def test_empty_arrays(axis):
+def test_empty_arrays_give_zeros(axis):
     sizes: dict[str, Any] = {axis: 0} | ({"k": 0} if axis == "n" else {})
     case = Case("empty", **sizes, is_causal=True, sinks=1, alibi=1, lse_grad=True)
     got = run(case)
@@ -271,7 +273,7 @@ def test_empty_arrays(axis):
     assert xla.plan(spec_of(case.forward_options(), case.operands()), CPU).workspace_bytes == 0
 
 
-def test_reasons_against():
+def test_integer_arrays_give_a_reason():
     case = BY_NAME["plain"]
     operands = {name: np.zeros(x.shape, np.int8) for name, x in case.operands().items()}
     (reason,) = xla.not_supported_reasons(spec_of(case.forward_options(), operands), CPU)

@@ -42,9 +42,9 @@ from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.reason import Reason, broken, reason_from_sentence, sentences
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
-from attn_dispatch.semantics.padding import pad_last, padded_bytes
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
+from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes
 
 NAME = "aiter"
 PLATFORM = "rocm"

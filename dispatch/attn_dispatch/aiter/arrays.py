@@ -15,8 +15,8 @@ from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
-from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import scaled_query
+from attn_dispatch.semantics.wider_arrays import pad_last
 
 KernelArrays = dict[str, jax.Array]
 

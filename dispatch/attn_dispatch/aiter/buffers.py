@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.sizes import keys_per_split
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.wider_arrays import round_up
 
 Buffers = dict[str, jax.ShapeDtypeStruct]
 

@@ -8,8 +8,7 @@ from typing import Literal
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import lse_grad
-from attn_dispatch.semantics.padding import round_up
-from attn_dispatch.semantics.row_ids import is_packed, most_sequences
+from attn_dispatch.semantics.wider_arrays import round_up
 
 HEAD_DIM_MULTIPLE = 8
 """AITER's kernels take multiples of it; other head dims are padded."""
@@ -116,7 +115,7 @@ def call_of(spec: AttentionSpec) -> AiterCall:
 
 def is_split(spec: AttentionSpec) -> bool:
     """Whether split-KV kernels run the call: keys in pages, or few queries and a cache."""
-    if spec.is_backward or is_packed(spec) or spec.meaning.dropout_rate:
+    if spec.is_backward or spec.is_packed or spec.meaning.dropout_rate:
         return False
     if not spec.has("key_value_seq_lengths"):
         return False
@@ -182,10 +181,9 @@ def _split_mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
 
 def _sequences(spec: AttentionSpec) -> int | None:
     """The number of sequences in a batch row; None if batch rows are whole, without lengths."""
-    if is_packed(spec):
-        return most_sequences(spec) or 1  # if the number is unknown, another rule refuses the call
-    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-    return 1 if has_lengths else None
+    if spec.is_packed:
+        return spec.most_sequences or 1  # if the number is unknown, another rule refuses the call
+    return 1 if spec.has_lengths else None
 
 
 def _lse_grad_columns(spec: AttentionSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
@@ -32,7 +33,7 @@ from attn_dispatch.call.static_arguments import (
     check_positive_int,
     check_scale,
     check_soft_cap,
-    check_window,
+    window_sides,
 )
 from attn_dispatch.call.values import Limits, as_int32, check_pages, check_values
 from attn_dispatch.programs.program import ModProgram
@@ -62,30 +63,13 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
     a = arguments
     arrays = a.arrays
     given = {name: jnp.asarray(x) for name, x in arrays.items()}
-    needed = PAGED if "page_table" in given else ("query", "key", "value")
-    for name in needed:
-        if name not in given:
-            raise ValueError(f"{name}: expected an array, got None")
-    checked = [given[name] for name in needed]
-    if "page_table" in given:
-        shape = check_paged(*checked)
-    else:
-        shape = check_qkv(*checked, heads_first=a.heads_first_q)
+    shape = _check_shape(given, a)
     _complete_segment_ids(given, shape)
     max_segments, max_seq_lens = _check_longest(a, has_ids="query_segment_ids" in given)
-    left, right = check_window(a.local_window_size)
+    left, right = window_sides(a.local_window_size)
     window, sides = _static_window(left, right)
 
-    operands = {name: given[name] for name in needed}
-    for name, x in given.items():
-        if name in ("cu_seqlens_q", "cu_seqlens_kv"):
-            operands[name] = cu_seqlens(name, x, given["cu_seqlens_q"].shape)
-        elif name == "page_table":
-            operands[name] = as_int32(x)
-            if a.value_page:
-                operands[name] = first_of_both(operands[name], given["key_pages"].shape[0])
-        elif name != "dropout_key":
-            operands[name] = operand(name, x, shape)
+    operands = _operands(given, a, shape)
     if sides is not None:
         operands["window"] = shape.shared(sides)
     lengths = shape.seq_len_q, shape.seq_len_kv
@@ -146,6 +130,38 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
     )
     warn_of_dense_mask(arguments, shape, options)
     return Call(options, tuple(operands.values()))
+
+
+def _needed(given: Mapping[str, jax.Array]) -> tuple[str, ...]:
+    """The names of the arrays that the call must have."""
+    return PAGED if "page_table" in given else ("query", "key", "value")
+
+
+def _check_shape(given: Mapping[str, jax.Array], a: Arguments) -> CallShape:
+    for name in _needed(given):
+        if name not in given:
+            raise ValueError(f"{name}: expected an array, got None")
+    checked = [given[name] for name in _needed(given)]
+    if "page_table" in given:
+        return check_paged(*checked)
+    return check_qkv(*checked, heads_first=a.heads_first_q)
+
+
+def _operands(
+    given: Mapping[str, jax.Array], a: Arguments, shape: CallShape
+) -> dict[str, jax.Array]:
+    """The operands but for the window, the dropout key and what mods read."""
+    operands = {name: given[name] for name in _needed(given)}
+    for name, x in given.items():
+        if name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            operands[name] = cu_seqlens(name, x, given["cu_seqlens_q"].shape)
+        elif name == "page_table":
+            operands[name] = as_int32(x)
+            if a.value_page:
+                operands[name] = first_of_both(operands[name], given["key_pages"].shape[0])
+        elif name != "dropout_key":
+            operands[name] = operand(name, x, shape)
+    return operands
 
 
 def _complete_segment_ids(given: dict[str, jax.Array], shape: CallShape) -> None:

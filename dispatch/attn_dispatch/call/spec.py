@@ -82,6 +82,7 @@ from attn_dispatch.call.options import (
     backward_options,
     both_options,
 )
+from attn_dispatch.call.options_text import options_text
 
 
 class ArrayType(Protocol):
@@ -281,6 +282,34 @@ class AttentionSpec:
         )
 
     @cached_property
+    def has_lengths(self) -> bool:
+        """Whether batch rows have lengths, of queries or of keys."""
+        return self.has("query_seq_lengths") or self.has("key_value_seq_lengths")
+
+    @cached_property
+    def is_packed(self) -> bool:
+        """Whether a batch row may hold several sequences."""
+        return self.has("query_segment_ids") or self.has("cu_seqlens_q")
+
+    @cached_property
+    def most_sequences(self) -> int | None:
+        """The most sequences that a batch row of a packed call can have; None if unknown."""
+        if self.has("cu_seqlens_q"):
+            return self.shape("cu_seqlens_q")[1] - 1
+        return self.meaning.max_segments
+
+    @cached_property
+    def has_runtime_lengths(self) -> bool:
+        """Whether the lengths of sequences are known at run time only."""
+        return self.has_lengths or self.is_packed
+
+    @cached_property
+    def longest_sequences(self) -> tuple[int, int]:
+        """The most queries and the most keys that a sequence may have."""
+        queries, keys = self.meaning.max_seq_lens or (self.seq_len_q, self.seq_len_kv)
+        return min(queries, self.seq_len_q), min(keys, self.seq_len_kv)
+
+    @cached_property
     def symbols(self) -> tuple[str, ...]:
         """The dims that are symbols of `jax.export`, whose numbers are not known."""
         dims = (dim for operand in self.operands for dim in operand.shape)
@@ -326,43 +355,10 @@ class AttentionSpec:
     def __str__(self) -> str:
         direction = "backward" if self.is_backward else "forward"
         arrays = [f"{o.name} {o.dtype}{list(self._printed_shape(o))}" for o in self.operands]
-        return f"{direction}({', '.join([*arrays, *self._features()])})"
+        return f"{direction}({', '.join([*arrays, *options_text(self.meaning, self.wanted)])})"
 
     @staticmethod
     def _printed_shape(operand: Operand) -> tuple[int, ...]:
         """The shape as the caller gave it: pages of one pool have no axis of pools."""
         is_one_pool = operand.name in ("key_pages", "value_pages") and operand.shape[0] == 1
         return operand.shape[1:] if is_one_pool else operand.shape
-
-    def _features(self) -> list[str]:
-        o, wanted = self.meaning, self.wanted
-        features = [f"scale={o.scale:.6g}"]
-        if o.is_causal:
-            features.append(f"causal {o.causal_alignment}")
-        if o.window != (None, None):
-            features.append(f"window={o.window}")
-        if o.logits_soft_cap is not None:
-            features.append(f"logits_soft_cap={o.logits_soft_cap:g}")
-        if o.max_segments is not None:
-            features.append(f"max_segments={o.max_segments}")
-        if o.max_seq_lens is not None:
-            features.append(f"max_seq_lens={o.max_seq_lens}")
-        if o.dropout_rate:
-            features.append(f"dropout_rate={o.dropout_rate:g}")
-        if o.deterministic_backward:
-            features.append("deterministic_backward")
-        orders = {"queries": o.heads_first_q, "keys": o.heads_first_kv}
-        if any(orders.values()):
-            features.append(f"heads first in {' and '.join(x for x, y in orders.items() if y)}")
-        features += [f"{name} {program}" for name, program in o.mods.items()]
-        if wanted.needs_max:
-            features.append("row maximum")
-        if wanted.needs_keep:
-            features.append("dropout keep mask")
-        if wanted.derivative:
-            features.append(wanted.derivative)
-        if o.value_page:
-            features.append("keys and values in one pool")
-        if wanted.gradients:
-            features.append(f"gradients of {'/'.join(wanted.gradients)}")
-        return features

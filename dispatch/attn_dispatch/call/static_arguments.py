@@ -77,8 +77,8 @@ def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
     return value
 
 
-def check_window(window: Window) -> tuple[Side, Side]:
-    """Both sides: each is an int, None if it is open, or a traced integer array []."""
+def window_sides(window: Window) -> tuple[Side, Side]:
+    """(left, right), where a side is an int, None if it is open, or a traced integer array []."""
     if window is None:
         return (None, None)
     pair = tuple(window) if isinstance(window, Sequence) else (window, window)

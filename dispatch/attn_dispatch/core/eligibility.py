@@ -1,4 +1,8 @@
-"""The reasons against an implementation for a call: as it is, rewritten, and in both directions."""
+"""Whether one implementation runs one call: as it is or rewritten, in both directions, in parts.
+
+It returns all reasons, or the chain of rewrites by which the call runs. It does not choose among
+implementations (select.py), and not among rewrites (rewrites/search.py).
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.mask_share import MaskShare
+from attn_dispatch.core.verdict import Verdict, verdicts_on
 from attn_dispatch.devices.device import Device
 
 _WIDTH = 100
@@ -25,9 +26,9 @@ class Explanation:
     device: Device
     versions: tuple[tuple[str, str], ...]
     """(library, version) of everything that decides the choice."""
-    forward: tuple[select.Verdict, ...]
+    forward: tuple[Verdict, ...]
     """One verdict for each implementation, in order of preference."""
-    backward: tuple[select.Verdict, ...]
+    backward: tuple[Verdict, ...]
     mask: MaskShare | None = None
     """The share of the call that a mask_mod leaves; None without one, or if that is not known."""
     single_queries: Explanation | None = None
@@ -62,30 +63,35 @@ class Explanation:
         ]
         if self.mask is not None:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))
-        for direction, verdicts in (("forward", self.forward), ("backward", self.backward)):
-            for verdict in verdicts:
-                label = f"{direction:<9} {verdict.implementation:<7} "
-                if verdict.plan is not None:
-                    plan = verdict.plan
-                    size = plain_text.in_units(verdict.scratch_bytes)
-                    text = f"runs: {plan.engine}, scratch memory {size}"
-                    lines.extend(wrapped(label, text))
-                    if verdict.tuned is not None:
-                        lines.extend(wrapped(" " * len(label) + "tuned:     ", str(verdict.tuned)))
-                    if verdict.limit:
-                        lines.extend(wrapped(" " * len(label) + "limit:     ", verdict.limit))
-                    for rewrite in verdict.rewrites:
-                        lines.extend(wrapped(" " * len(label) + "rewritten: ", rewrite))
-                    for reason in verdict.reasons_as_it_is:
-                        because = " " * len(label) + "because:   "
-                        lines.extend(wrapped(because, reason.with_remedy))
-                    continue
-                lines.append(f"{label}cannot run:")
-                for reason in verdict.reasons:
-                    lines.extend(wrapped(" " * len(label) + "- ", reason.with_remedy))
+        for direction, found in (("forward", self.forward), ("backward", self.backward)):
+            for verdict in found:
+                lines += _verdict_lines(f"{direction:<9} ", verdict, width)
         if self.single_queries is not None:
             lines = [self.single_queries.text(width), "", *lines]
         return "\n".join(lines)
+
+
+def _verdict_lines(direction: str, verdict: Verdict, width: int) -> list[str]:
+    """How the implementation runs the call, or every reason why it does not."""
+    label = f"{direction}{verdict.implementation:<7} "
+    margin = " " * len(label)
+    if verdict.plan is None:
+        lines = [f"{label}cannot run:"]
+        for reason in verdict.reasons:
+            lines += plain_text.wrapped(f"{margin}- ", reason.with_remedy, width)
+        return lines
+    size = plain_text.in_units(verdict.scratch_bytes)
+    lines = plain_text.wrapped(label, f"runs: {verdict.plan.engine}, scratch memory {size}", width)
+    details = [
+        ("tuned:     ", [] if verdict.tuned is None else [str(verdict.tuned)]),
+        ("limit:     ", [verdict.limit] if verdict.limit else []),
+        ("rewritten: ", verdict.rewrites),
+        ("because:   ", [reason.with_remedy for reason in verdict.reasons_as_it_is]),
+    ]
+    for name, texts in details:
+        for text in texts:
+            lines += plain_text.wrapped(f"{margin}{name}", text, width)
+    return lines
 
 
 def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> Explanation:
@@ -106,9 +112,9 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
         call=spec,
         device=device,
         versions=_versions(device),
-        forward=select.verdicts(replace(spec, options=forward), device),
+        forward=verdicts_on(replace(spec, options=forward), device),
         # A paged call has no backward pass.
-        backward=() if spec.is_paged else select.verdicts(spec.backward(backward), device),
+        backward=() if spec.is_paged else verdicts_on(spec.backward(backward), device),
     )
 
 
@@ -117,5 +123,5 @@ def _versions(device: Device) -> tuple[tuple[str, str], ...]:
     return (ours, ("jax", jax.__version__), ("jaxlib", JAXLIB_VERSION), *vendors)
 
 
-def _first_eligible(verdicts: tuple[select.Verdict, ...]) -> str | None:
+def _first_eligible(verdicts: tuple[Verdict, ...]) -> str | None:
     return next((verdict.implementation for verdict in verdicts if verdict.is_eligible), None)

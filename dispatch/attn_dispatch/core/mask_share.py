@@ -17,7 +17,6 @@ from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import Mod
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.pair_indices import PairIndices
-from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.typed_jax import mapped
 
 TILE = 128
@@ -54,7 +53,7 @@ def mask_share(spec: AttentionSpec, mod: Mod) -> MaskShare | None:
       mod: its mask_mod, whose arrays have known values.
     """
     decides = ("query_seq_lengths", "key_value_seq_lengths", "window")
-    if is_packed(spec) or spec.symbols or spec.is_empty or any(map(spec.has, decides)):
+    if spec.is_packed or spec.symbols or spec.is_empty or any(map(spec.has, decides)):
         return None
     axes = axes_of(mod.program)
     batch = _some(spec.batch if "b" in axes else 1, _MOST_ROWS)

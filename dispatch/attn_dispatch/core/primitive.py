@@ -26,11 +26,11 @@ from attn_dispatch.core import background_planning, jax_compat, select
 from attn_dispatch.core.batching import Dims, batch_call
 from attn_dispatch.core.derivatives import (
     attn_jvp_p,
-    by_formula_p,
     chosen_as_in_training,
     make_differentiable,
 )
 from attn_dispatch.core.explicit_axes import explicit_lowering
+from attn_dispatch.core.formulas import by_formula_p
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, batching, mlir
 from attn_dispatch.core.partitioning import partitioned
@@ -158,7 +158,10 @@ def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list
 def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
     def bind_shard(*operands: jax.Array) -> list[jax.Array]:
         # XLA may lower the shard after a `with` block of settings has ended.
-        return bind(primitive, *operands, options=options, surroundings=settings.current())
+        return cast(
+            "list[jax.Array]",
+            primitive.bind(*operands, options=options, surroundings=settings.current()),
+        )
 
     return bind_shard
 

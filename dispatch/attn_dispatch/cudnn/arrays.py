@@ -7,42 +7,34 @@ from math import prod
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.cudnn.call import (
-    CudnnCall,
-    has_nodes,
-    has_runtime_lengths,
-    leading_padding_rows,
-    node_array_extents,
-    nodes_of,
+from attn_dispatch.cudnn.call import CudnnCall, has_nodes
+from attn_dispatch.cudnn.option_arrays import (
+    BIAS_ROW_MULTIPLE,
+    lengths_and_offsets,
+    node_arrays,
+    score_bias,
 )
-from attn_dispatch.programs.kernel import KernelProgram
-from attn_dispatch.programs.nodes import HeadSlopes, NodeArray, RowKeys, XlaArray
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.invalid_values import invalid_queries, nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
-from attn_dispatch.semantics.mods import arrays_of, xla_array
-from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
-from attn_dispatch.semantics.padding import pad_last, padded_bytes, prepend, round_up
+from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.pages import flat_pages, flat_table
-from attn_dispatch.semantics.pair_indices import PairIndices
-from attn_dispatch.semantics.real_rows import RealRows, each_query_attends
+from attn_dispatch.semantics.real_rows import RealRows, each_query_attends, leading_padding_rows
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
+from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes, prepend, round_up
 
 _NO_WEIGHT = 1e30
 """The lse of a padding row in the backward pass: exp(score - lse) is 0 for every score."""
 
-_BIAS_ROW_MULTIPLE = 8
-
 
 def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """Flags of rows, query, key, value, and the arrays of the call's options."""
-    operands = _cleaned(spec, call, operands)
+    operands = _with_padding_cleared(spec, call, operands)
     return [
         *_row_flags(spec, call, operands),
         *_query_key_value(spec, call, operands),
@@ -52,7 +44,7 @@ def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -
 
 def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """Flags of rows, query, key, value, out, lse, out_grad, and the arrays of the options."""
-    operands = _cleaned(spec, call, operands)
+    operands = _with_padding_cleared(spec, call, operands)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
@@ -105,7 +97,7 @@ def extra_bytes(spec: AttentionSpec, call: CudnnCall) -> int:
     if bias is not None and "dbias" in made and bias == (made["dbias"].shape, call.dtype):
         del made["dbias"]
     if call.bias_dtype:
-        columns = round_up(spec.seq_len_kv, _BIAS_ROW_MULTIPLE)
+        columns = round_up(spec.seq_len_kv, BIAS_ROW_MULTIPLE)
         extents = (call.bias_batch, call.bias_heads, call.bias_rows, columns)
         is_own = bias == (extents, call.bias_dtype) and not spec.has("mask")
         if not is_own:
@@ -121,7 +113,7 @@ def forward_results(
     real = RealRows.of(spec, operands).queries
     out = _from_memory(spec, results["out"], call.head_rows_q, leading_padding_rows(spec))
     rows_to_keep = None if spec.promises.ignores_padding_rows else real
-    found = {"out": _zero_in_padding(call, rows_to_keep, out[..., : spec.head_dim_v])}
+    found = {"out": _cleared(call, rows_to_keep, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
         statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])
@@ -147,7 +139,7 @@ def backward_results(
     query = _from_memory(spec, results["dq"], call.head_rows_q, padding)[..., : spec.head_dim]
     key, value = (_from_memory(spec, results[x], call.head_rows_kv) for x in ("dk", "dv"))
     found = {
-        "query": scaled_query(spec, _zero_in_padding(call, real, query)),
+        "query": scaled_query(spec, _cleared(call, real, query)),
         "key": key[..., : spec.head_dim],
         "value": value[..., : spec.head_dim_v],
     }
@@ -194,16 +186,18 @@ def _clears_all(call: CudnnCall, real: jax.Array | None) -> bool:
     return call.clears_rows and real is not None and real.shape[1] == 1
 
 
-def _zero_in_padding(call: CudnnCall, real: jax.Array | None, x: jax.Array) -> jax.Array:
-    """x [B, T, N, ·] with 0 in padding rows; `real` is [1|B, 1|N, T]."""
+def _cleared(call: CudnnCall, real: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x [B, T, N, ·] with padding rows cleared; `real` is [1|B, 1|N, T]."""
     if real is None or _clears_all(call, real):
         return x
     return jnp.where(jnp.swapaxes(real, 1, 2)[..., None], x, 0)
 
 
-def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> dict[str, jax.Array]:
+def _with_padding_cleared(
+    spec: AttentionSpec, call: CudnnCall, operands: Operands
+) -> dict[str, jax.Array]:
     """The operands, with 0 in padding where cuDNN reads whole arrays."""
-    if call.is_packed or call.decodes or not has_runtime_lengths(spec):
+    if call.is_packed or call.decodes or not spec.has_runtime_lengths:
         return dict(operands)
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = ranges.real_queries, ranges.real_keys
@@ -282,140 +276,21 @@ def _statistic(call: CudnnCall) -> jax.ShapeDtypeStruct:
 def _options(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     arrays: list[jax.Array] = []
     if call.has_lengths:
-        arrays += _lengths_and_offsets(spec, call, operands)
+        arrays += lengths_and_offsets(spec, call, operands)
     if call.page_size:
         arrays.append(flat_table(spec, operands))
     if call.has_value_table:
         arrays.append(arrays[-1] + spec.meaning.value_page)
     if call.bias_dtype:
-        arrays.append(_score_bias(spec, call, operands))
+        arrays.append(score_bias(spec, call, operands))
     if has_nodes(spec):
-        arrays += _node_arrays(spec, call, operands)
+        arrays += node_arrays(spec, call, operands)
     if call.has_sinks:
         arrays.append(operands["sinks"].astype(jnp.float32)[0])
     if call.dropout_rate:
         seed = _seed(spec, operands)
         arrays += [seed, jnp.zeros_like(seed)]
     return arrays
-
-
-def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
-    """The arrays that nodes read, computed by XLA beforehand."""
-    nodes = nodes_of(spec, packed=call.is_packed)
-    assert isinstance(nodes, KernelProgram)
-    return [
-        jnp.broadcast_to(
-            _node_array(spec, call, operands, array), node_array_extents(spec, call, array)
-        )
-        for array in nodes.arrays
-    ]
-
-
-def _node_array(
-    spec: AttentionSpec, call: CudnnCall, operands: Operands, array: NodeArray
-) -> jax.Array:
-    if isinstance(array, HeadSlopes):
-        return operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
-    if isinstance(array, XlaArray):
-        indices = PairIndices.of_sequences(
-            spec,
-            operands,
-            sequences=call.batch // spec.batch,
-            queries=(leading_padding_rows(spec), call.seq_len_q),
-            keys=call.seq_len_kv,
-        )
-        read = arrays_of(array.mod, spec.meaning.mods[array.mod], operands)
-        return xla_array(array, indices, read).astype(array.dtype)
-    t = leading_padding_rows(spec) + lax.broadcasted_iota(jnp.int32, (1, call.seq_len_q), 1)
-    x = _row_keys(spec, operands, array, t)
-    if array.border is None:
-        return x
-    return _NARROWER[array.which](x, _node_array(spec, call, operands, array.border))
-
-
-_NARROWER = {"first": jnp.maximum, "end": jnp.minimum}
-
-
-def _row_keys(spec: AttentionSpec, operands: Operands, array: RowKeys, t: jax.Array) -> jax.Array:
-    """int32 [B · M, 1, T, 1]: the bounds of the queries at positions t [1, T] of each sequence."""
-    ranges = SequenceRanges.of(spec, operands)
-    queries, keys = (x.reshape(-1, 1) for x in (ranges.lengths_q, ranges.lengths_kv))
-    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
-    diagonal = t + (keys - queries if is_bottom_right else 0)
-    left, right = spec.band
-    if array.which == "first":
-        found = jnp.broadcast_to(diagonal - (0 if left is None else left), diagonal.shape)
-    else:
-        found = keys if right is None else jnp.minimum(keys, diagonal + right + 1)
-        found = jnp.where(t < queries, found, 0)
-    shape = (queries.shape[0], t.shape[1])
-    return jnp.broadcast_to(found, shape).astype(jnp.int32)[:, None, :, None]
-
-
-def _lengths_and_offsets(
-    spec: AttentionSpec, call: CudnnCall, operands: Operands
-) -> list[jax.Array]:
-    ranges = SequenceRanges.of(spec, operands)
-    lengths_q = ranges.lengths_q - leading_padding_rows(spec)
-    if not call.is_packed:
-        return [lengths_q[:, 0], ranges.lengths_kv[:, 0]]
-    first_q = flat_starts(ranges.starts_q, spec.seq_len_q - leading_padding_rows(spec))
-    first_kv = flat_starts(ranges.starts_kv, spec.seq_len_kv)
-    in_queries = _row_offsets(first_q, call.num_heads, call.head_rows_q)
-    in_keys = _row_offsets(first_kv, call.num_kv_heads, call.head_rows_kv)
-    return [
-        lengths_q.reshape(-1),
-        ranges.lengths_kv.reshape(-1),
-        in_queries * call.head_dim,
-        in_keys * call.head_dim,
-        in_keys * call.head_dim_v,
-        in_queries * call.head_dim_v,
-        *([first_q * call.num_heads] if call.has_statistics else []),
-    ]
-
-
-def _row_offsets(first: jax.Array, heads: int, head_rows: int) -> jax.Array:
-    """Where sequences begin in an array, in units of one head of a row. With heads first, it is
-    where they begin in the first head."""
-    if not head_rows:
-        return first * heads
-    return first // head_rows * (head_rows * heads) + first % head_rows
-
-
-def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> jax.Array:
-    """The bias, -inf where masked, with rows padded to a multiple of 16 bytes."""
-
-    def extended(name: str) -> jax.Array:
-        x = operands[name]
-        x = x[:, :, leading_padding_rows(spec) :] if x.shape[2] > 1 else x
-        extents = (call.bias_batch, call.bias_heads, call.bias_rows, spec.seq_len_kv)
-        return jnp.broadcast_to(x, extents)
-
-    score_bias = jnp.zeros((), call.bias_dtype)
-    if spec.has("bias"):
-        score_bias = extended("bias").astype(call.bias_dtype)
-        if has_runtime_lengths(spec):
-            score_bias = _without_padding(spec, call, operands, score_bias)
-    if spec.has("mask"):
-        score_bias = jnp.where(extended("mask"), score_bias, -jnp.inf)
-    return pad_last(score_bias, round_up(spec.seq_len_kv, _BIAS_ROW_MULTIPLE))
-
-
-def _without_padding(
-    spec: AttentionSpec, call: CudnnCall, operands: Operands, score_bias: jax.Array
-) -> jax.Array:
-    """The bias, with 0 where all batch rows that share it have padding.
-
-    cuDNN 9.28 adds the bias to masked scores, and NaN - inf is NaN (H200).
-    """
-    ranges = SequenceRanges.of(spec, operands)
-    queries, keys = ranges.real_queries, ranges.real_keys
-    if call.bias_batch == 1:
-        queries, keys = (x.any(axis=0, keepdims=True) for x in (queries, keys))
-    is_read = keys[:, None, None, :]
-    if call.bias_rows > 1:
-        is_read &= queries[:, None, :, None]
-    return jnp.where(is_read, score_bias, 0)
 
 
 def _seed(spec: AttentionSpec, operands: Operands) -> jax.Array:

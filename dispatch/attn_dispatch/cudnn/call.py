@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.programs.caps_and_slopes import Alibi
-from attn_dispatch.programs.factor import without_factor
-from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
+from attn_dispatch.cudnn.score_nodes import nodes_of, score_rules_of
 from attn_dispatch.programs.nodes import NodeArray, XlaArray
 from attn_dispatch.semantics import lse_grad
-from attn_dispatch.semantics.padding import round_up
-from attn_dispatch.semantics.row_ids import is_packed, most_sequences
-from attn_dispatch.semantics.scaled_query import is_normal, positive_scale
+from attn_dispatch.semantics.real_rows import leading_padding_rows
+from attn_dispatch.semantics.scaled_query import positive_scale
+from attn_dispatch.semantics.wider_arrays import round_up
 
 _HEAD_DIM_MULTIPLE = 8
 """Strides must be multiples of 16 bytes (cudnn-frontend issue 1571)."""
@@ -28,14 +26,6 @@ _WIDE_HEAD_DIM = 128
 _MIN_PACKED_QUERIES = 2
 """If the longest sequence has one query, cuDNN takes a kernel for decoding, whose lse is wrong for
 packed sequences (H200, 9.19). Declaring a longer one changes nothing else."""
-
-MAX_NODES = 256
-"""The most operations of a cuDNN graph, cuDNN's own included; cuda_backend refuses more. Slightly
-fewer may also be too many, which cuDNN then reports."""
-
-MAX_NODE_ARRAYS = 62
-"""The most arrays that the operations read. Calls with 62 run; with 100, cuDNN plans the call and
-fails when it runs (H200, 9.19)."""
 
 Extents = tuple[int, int, int, int]
 
@@ -163,9 +153,9 @@ def variants_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     if spec.is_paged:
         return (_call(spec, packed=False),)
     variants = [_call(spec, packed=True)]
-    if not is_packed(spec):
+    if not spec.is_packed:
         plain = _call(spec, packed=False)
-        has_lengths = has_runtime_lengths(spec)
+        has_lengths = spec.has_runtime_lengths
         if not has_lengths:
             variants = [plain, replace(plain, has_lengths=True), *variants]
         else:
@@ -180,26 +170,6 @@ def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
     return (call,)
 
 
-def leading_padding_rows(spec: AttentionSpec) -> int:
-    """The number of leading rows that causality leaves without a key.
-
-    They are cut off, because cuDNN has no bottom-right mask with such rows.
-    """
-    if (
-        not spec.meaning.is_causal
-        or spec.meaning.causal_alignment == "top_left"
-        or has_runtime_lengths(spec)
-    ):
-        return 0
-    return max(spec.seq_len_q - spec.seq_len_kv, 0)
-
-
-def has_runtime_lengths(spec: AttentionSpec) -> bool:
-    """Whether the lengths of sequences are known at run time only."""
-    lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-    return lengths or is_packed(spec)
-
-
 def has_score_bias(spec: AttentionSpec) -> bool:
     """Whether an array is added to the scores: a bias, or a mask turned into one."""
     return spec.has("bias") or spec.has("mask")
@@ -208,7 +178,7 @@ def has_score_bias(spec: AttentionSpec) -> bool:
 def counts_alibi_from_lengths(spec: AttentionSpec) -> bool:
     """Whether ALiBi's diagonal depends on lengths that are known at run time only."""
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
-    return spec.has("alibi_slopes") and is_bottom_right and has_runtime_lengths(spec)
+    return spec.has("alibi_slopes") and is_bottom_right and spec.has_runtime_lengths
 
 
 def band_of(spec: AttentionSpec) -> Band | None:
@@ -220,7 +190,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     if spec.seq_len_q - leading_padding_rows(spec) == 1:
         right = -1  # no key is right of the last query; with a band cuDNN would not split the keys
     offset = spec.seq_len_kv - (spec.seq_len_q - leading_padding_rows(spec))
-    if not has_runtime_lengths(spec) and offset == 0:
+    if not spec.has_runtime_lengths and offset == 0:
         return Band(left, right, bottom_right=False)
     needs_top_left = spec.has("alibi_slopes")
     if (left, right) == (-1, -1) and not needs_top_left:
@@ -228,7 +198,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     # cuDNN cannot combine its bottom-right mask with any of these.
     if not (needs_top_left or has_score_bias(spec) or spec.meaning.dropout_rate):
         return Band(left, right, bottom_right=True)
-    if has_runtime_lengths(spec):
+    if spec.has_runtime_lengths:
         return None if (left, right) != (-1, -1) else OPEN
     # The same band, counted from the top left. A negative side would mean open, so none may be.
     from_left = left if left < 0 else left - offset
@@ -245,62 +215,6 @@ def has_nodes(spec: AttentionSpec) -> bool:
         or spec.meaning.logits_soft_cap is not None
         or spec.has("alibi_slopes")
     )
-
-
-def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
-    """The changes of scores as nodes, or why cuDNN cannot express them.
-
-    Args:
-      packed: whether arrays are passed packed; otherwise their padding is 0.
-    """
-    (left, right), offset = spec.band, _offset(spec)
-    left = None if left is None else left - offset
-    right = None if right is None else right + offset
-    pairs = Pairs(
-        lengths=_longest(spec),
-        first_row=leading_padding_rows(spec),
-        band=(left, right),
-        has_runtime_lengths=has_runtime_lengths(spec),
-        has_runtime_diagonal=spec.meaning.causal_alignment == "bottom_right"
-        and has_runtime_lengths(spec),
-        is_padding_zero=not packed,
-    )
-    program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
-    if isinstance(program, str):
-        return program
-    if reason := _beyond_a_graph(program):
-        return reason
-    shorter = without_factor(program)
-    return shorter if is_normal(positive_scale(spec) * shorter.factor) else program
-
-
-def _beyond_a_graph(program: KernelProgram) -> str:
-    nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
-    arrays = len(program.arrays)
-    for count, what, most in (
-        (nodes, "operations", MAX_NODES),
-        (arrays, "arrays", MAX_NODE_ARRAYS),
-    ):
-        if count > most:
-            return f"mods: {count:,} {what}, and a cuDNN graph holds at most {most}"
-    return ""
-
-
-def score_rules_of(spec: AttentionSpec) -> ScoreRules:
-    """The changes of a call's scores, other than bias, lengths and band."""
-    alibi = None
-    if spec.has("alibi_slopes"):
-        right = spec.band[1]
-        alibi = Alibi(_offset(spec), is_one_sided=right is not None and right <= 0)
-    return ScoreRules(
-        spec.meaning.logits_soft_cap, spec.meaning.score_mod, alibi, spec.meaning.mask_mod
-    )
-
-
-def _offset(spec: AttentionSpec) -> int:
-    """The key on the diagonal of query 0, in a batch row of full length."""
-    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
-    return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 
 def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: NodeArray) -> Extents:
@@ -333,23 +247,18 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
     )
 
 
-def _longest(spec: AttentionSpec) -> tuple[int, int]:
-    """The queries, including those that are cut off, and the keys of the longest sequence."""
-    longest_q, longest_kv = spec.meaning.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
-    return min(longest_q, spec.seq_len_q), min(longest_kv, spec.seq_len_kv)
-
-
 def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     band = band_of(spec)
     if band is None:
         raise ValueError(f"expected a band that cuDNN has, got that of {spec}")
+    # cuDNN has no bottom-right mask with such rows: they are cut off.
     padding = leading_padding_rows(spec)
     rows_q = spec.seq_len_q - padding
-    longest_q, longest_kv = _longest(spec)
+    longest_q, longest_kv = spec.longest_sequences
     multiple = _PACKED_HEAD_DIM_MULTIPLE if packed else _HEAD_DIM_MULTIPLE
     extra_columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
-    batch = spec.batch * (most_sequences(spec) or 1)
+    batch = spec.batch * (spec.most_sequences or 1)
     forward = not spec.is_backward
     # cudnn-frontend sizes its float32 gradients of packed arrays by the arrays' strides. With heads
     # first these buffers are too small, and kernels write past them (wrong gradients and illegal
@@ -369,7 +278,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         window_left=band.left,
         window_right=band.right,
         bottom_right=band.bottom_right,
-        has_lengths=packed or has_runtime_lengths(spec),
+        has_lengths=packed or spec.has_runtime_lengths,
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
         head_rows_q=rows_q if spec.meaning.heads_first_q and allows_heads_first else 0,
@@ -394,7 +303,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_keep=forward and spec.wanted.needs_keep,
         deterministic=spec.meaning.deterministic_backward,
         needs_dbias="bias" in spec.wanted.gradients,
-        clears_rows=has_runtime_lengths(spec) and not spec.promises.ignores_padding_rows,
+        clears_rows=spec.has_runtime_lengths and not spec.promises.ignores_padding_rows,
     )
     return _with_nodes(spec, call) if has_nodes(spec) else call
 

@@ -10,10 +10,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent
-from attn_dispatch.files import reading
 
 PLANNER = Path(__file__).with_name("planner.py")
 
@@ -144,10 +143,9 @@ def _read(line: bytes) -> dict[str, Any]:
         answer = json.loads(line)
     except ValueError:
         answer = None
-    found = reading.as_object(answer)
-    if found is None:
+    if not isinstance(answer, dict):
         raise HelperEnded(f"answered a line that is no answer: {line[:80]!r}")
-    return found
+    return cast("dict[str, Any]", answer)
 
 
 _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()

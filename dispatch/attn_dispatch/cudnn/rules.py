@@ -15,10 +15,9 @@ from attn_dispatch.cudnn.call import (
     CudnnCall,
     band_of,
     counts_alibi_from_lengths,
-    has_runtime_lengths,
     has_score_bias,
-    nodes_of,
 )
+from attn_dispatch.cudnn.score_nodes import nodes_of
 from attn_dispatch.programs.program import is_finite
 from attn_dispatch.reason import Reason, Rule, broken, reason_from_sentence
 from attn_dispatch.semantics.common_rules import (
@@ -28,7 +27,6 @@ from attn_dispatch.semantics.common_rules import (
     MAX_SEGMENTS,
     ROW_BIAS_GRADIENT,
 )
-from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 _WIDEST_HEAD = 2048
@@ -46,9 +44,9 @@ and then reads wrong numbers (H200, 9.19, 9.28)."""
 
 def _remedy_other_mask(spec: AttentionSpec) -> str:
     """A remedy: another mask with the same meaning. Both corners coincide where T == S."""
-    if spec.seq_len_q == spec.seq_len_kv and not has_runtime_lengths(spec):
+    if spec.seq_len_q == spec.seq_len_kv and not spec.has_runtime_lengths:
         return "the top-left mask is the same where T == S"
-    return "" if is_packed(spec) else "pass the mask as mask"
+    return "" if spec.is_packed else "pass the mask as mask"
 
 
 def _sums_a_row_bias(spec: AttentionSpec) -> bool:
@@ -83,13 +81,13 @@ _RULES = (
     ),
     Rule[AttentionSpec](
         "cudnn/packed_bias",
-        lambda s: is_packed(s) and has_score_bias(s),
+        lambda s: s.is_packed and has_score_bias(s),
         "packed sequences: cuDNN counts a bias or mask from the start of each sequence",
         "use causality, a window or segment ids instead, or pass a padded batch with lengths",
     ),
     Rule[AttentionSpec](
         "cudnn/packed_keep",
-        lambda s: is_packed(s) and s.wanted.needs_keep,
+        lambda s: s.is_packed and s.wanted.needs_keep,
         "packed sequences: this version does not return the dropout mask",
         "ask for the mask of a call that is not packed",
     ),

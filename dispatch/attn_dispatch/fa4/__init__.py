@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 import jax
 
@@ -50,14 +49,6 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    if library.version() is None:
-        return _unusable_without_package(device, settings.current().is_exporting)
-    return sentences(_device_reasons(device))
-
-
-@lru_cache
-def _unusable_without_package(device: Device, is_exporting: bool) -> str:
-    """The reason is kept: every call asks, and no package appears in a process."""
     return sentences(_device_reasons(device))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash import call as flash_call
 from attn_dispatch.flash.call import FlashCall, columns_of_value
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.wider_arrays import round_up
 
 _WIDE, _MULTIPLE_OF_WIDE = 128, 64
 """Beyond 128 columns, backward kernels for sm90 exist only for multiples of 64: 160 columns end in

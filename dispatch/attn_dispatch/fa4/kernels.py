@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.flash.call import FlashCall
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.wider_arrays import round_up
 
 BACKEND = "cute"
 """The GPU kernels; "reference" would be the same in plain JAX."""

@@ -60,14 +60,6 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    if library.version() is None:
-        return _unusable_without_package(device)
-    return sentences(_device_reasons(device))
-
-
-@lru_cache
-def _unusable_without_package(device: Device) -> str:
-    """The reason is kept: every call asks, and no package appears in a process."""
     return sentences(_device_reasons(device))
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.clear_rows import cleared, cleared_by_xla
-from attn_dispatch.semantics.padding import pad_last
+from attn_dispatch.semantics.wider_arrays import pad_last
 
 
 def to_kernel(call: FlashCall, x: jax.Array, real: jax.Array | None, head_dim: int) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.flash.call import FlashCall, offsets_count
 from attn_dispatch.flash.generations import FA2
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.wider_arrays import round_up
 
 Shapes = list[jax.ShapeDtypeStruct]
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.generations import FA3, Generation
 from attn_dispatch.semantics import lse_grad
-from attn_dispatch.semantics.padding import round_up
-from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
+from attn_dispatch.semantics.wider_arrays import round_up
 
 HEAD_DIM_MULTIPLE = 8
 """Head dims of arrays are multiples of it. Kernels exist for fewer head dims and read zeros beyond
@@ -68,12 +67,12 @@ def call_of(
         dtype=spec.dtype,
         batch=spec.batch,
         is_packed=in_rows,
-        sequences=spec.batch * ((most_sequences(spec) or 1) if is_packed(spec) else 1),
+        sequences=spec.batch * ((spec.most_sequences or 1) if spec.is_packed else 1),
         gap=gap,
         rows_q=rows * (spec.seq_len_q + gap),
         rows_kv=rows * (spec.seq_len_kv + gap),
-        longest_q=longest_sequence(spec, "query"),
-        longest_kv=longest_sequence(spec, "key"),
+        longest_q=spec.longest_sequences[0],
+        longest_kv=spec.longest_sequences[1],
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=head_dim(spec),
@@ -97,7 +96,7 @@ def offsets_count(call: FlashCall) -> int:
 def needs_packing(spec: AttentionSpec) -> bool:
     """Whether batch rows are not one whole sequence each, so that arrays are passed packed."""
     lengths = ("query_seq_lengths", "key_value_seq_lengths")
-    return is_packed(spec) or any(map(spec.has, lengths))
+    return spec.is_packed or any(map(spec.has, lengths))
 
 
 def head_dim(spec: AttentionSpec) -> int:

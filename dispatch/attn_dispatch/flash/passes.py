@@ -18,9 +18,9 @@ from attn_dispatch.flash.clear_rows import flags_of
 from attn_dispatch.flash.sequences import Sequences
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
-from attn_dispatch.semantics.padding import padded_bytes
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
+from attn_dispatch.semantics.wider_arrays import padded_bytes
 
 Offsets = tuple[jax.Array, ...]
 """Offsets of queries and of keys; empty if the call is not packed."""

@@ -16,7 +16,6 @@ from attn_dispatch.flash.call import (
 from attn_dispatch.flash.generations import FA3, Generation
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS
-from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 FEATURES = (
@@ -46,7 +45,7 @@ class _KernelCall:
     @property
     def has_unknown_sequences(self) -> bool:
         """Whether max_segments is missing, which is another rule's reason."""
-        return is_packed(self.spec) and most_sequences(self.spec) is None
+        return self.spec.is_packed and self.spec.most_sequences is None
 
     @property
     def widest(self) -> int:
@@ -83,7 +82,7 @@ def not_supported_reasons(
 
 
 def _lacks_max_segments(spec: AttentionSpec) -> bool:
-    return is_packed(spec) and most_sequences(spec) is None
+    return spec.is_packed and spec.most_sequences is None
 
 
 _MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=_lacks_max_segments)

@@ -20,7 +20,7 @@ from flax.linen import dtypes
 from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
-from attn_dispatch.call.static_arguments import check_window
+from attn_dispatch.call.static_arguments import window_sides
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.integrations.warn import warn_of_difference
@@ -160,7 +160,7 @@ def _check_one_query(options: Mapping[str, Any], dtype: Any, *, has_mask: bool) 
 
     Flax passes its cache at full length, with a mask of the keys that are in it.
     """
-    sides = check_window(options.get("local_window_size"))
+    sides = window_sides(options.get("local_window_size"))
     has_window = any(side is not None for side in sides)
     has_alibi = options.get("alibi_slopes") is not None
     by_place = ["local_window_size"] * has_window + ["alibi_slopes"] * has_alibi

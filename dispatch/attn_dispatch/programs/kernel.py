@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -240,28 +241,45 @@ def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
     A kernel computes whole tiles, past the last query and key, on whatever is stored behind a
     sequence (H200, 9.19, 9.28).
     """
-    (queries, keys), (left, right) = pairs.lengths, pairs.band
+    queries, _ = pairs.lengths
     conditions = []
     if (queries - pairs.first_row) % _TILE:
         conditions.append(Predicate("lt", (writer.t, queries)))
     is_nan_in_band = may_be_nan(writer.lines)
     known = {x.which for x in writer.arrays if isinstance(x, RowKeys)}
-    if pairs.has_runtime_lengths and (is_nan_in_band or not pairs.is_padding_zero):
-        if "end" not in known:
-            conditions.append(Predicate("lt", (S, writer.array(RowKeys("end")))))
-    elif keys % _TILE:
-        conditions.append(Predicate("lt", (S, keys)))
-    if pairs.has_runtime_lengths and is_nan_in_band:
-        if left is not None and "first" not in known:
-            conditions.append(Predicate("ge", (S, writer.array(RowKeys("first")))))
-    elif is_nan_in_band:
-        if left is not None:
-            conditions.append(Predicate("ge", (S, writer.arithmetic("i", "add", writer.t, -left))))
-        if right is not None:
-            conditions.append(Predicate("le", (S, writer.arithmetic("i", "add", writer.t, right))))
+    conditions += _inside_keys(writer, pairs, known, is_nan_in_band=is_nan_in_band)
+    if is_nan_in_band:
+        conditions += _inside_band(writer, pairs, known)
     for condition in conditions:
         may_attend = _both(may_attend, condition)
     return may_attend
+
+
+def _inside_keys(
+    writer: Writer, pairs: Pairs, known: Collection[str | None], *, is_nan_in_band: bool
+) -> list[Predicate]:
+    """The condition that a key is not past the last one, unless mods impose it already."""
+    _, keys = pairs.lengths
+    if pairs.has_runtime_lengths and (is_nan_in_band or not pairs.is_padding_zero):
+        if "end" in known:
+            return []
+        return [Predicate("lt", (S, writer.array(RowKeys("end"))))]
+    return [Predicate("lt", (S, keys))] if keys % _TILE else []
+
+
+def _inside_band(writer: Writer, pairs: Pairs, known: Collection[str | None]) -> list[Predicate]:
+    """The conditions of the band that the mods and `_inside_keys` do not impose already."""
+    left, right = pairs.band
+    if pairs.has_runtime_lengths:
+        if left is None or "first" in known:
+            return []
+        return [Predicate("ge", (S, writer.array(RowKeys("first"))))]
+    found: list[Predicate] = []
+    if left is not None:
+        found.append(Predicate("ge", (S, writer.arithmetic("i", "add", writer.t, -left))))
+    if right is not None:
+        found.append(Predicate("le", (S, writer.arithmetic("i", "add", writer.t, right))))
+    return found
 
 
 def _both(x: Value, y: Value) -> Value:

@@ -6,6 +6,7 @@ What depends neither on the score nor on both t and s, XLA computes beforehand, 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,24 +116,21 @@ class _Lowering:
         return Predicate("ne", (register, 0))
 
     def _operation(self, equation: JaxprEqn) -> Value:
-        name = equation.primitive.name
-        if len(equation.outvars) > 1:
-            raise Unsupported(f"{name} is not among cuDNN's operations")
-        out = _type(equation.outvars[0])
-        if out.shape or any(_type(x).shape for x in equation.invars):
-            raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
-        if out.dtype.name not in ("float32", "int32", "bool"):
-            raise Unsupported(f"{name} in {out.dtype.name}, where a kernel has float32 and int32")
+        name, kind = equation.primitive.name, _kind_of_result(equation)
         given = [self._value(x) for x in equation.invars]
-        kind = _kind(out.dtype)
         of = [_type(x).dtype for x in equation.invars]
-        writer = self._writer
         if name == "convert_element_type":
             return self._converted(given[0], of[0], kind)
         if name in ("copy", "copy_p"):
             return given[0]
         if kind == "p":
             return self._predicate(name, given, of)
+        return self._arithmetic(name, given, kind, equation.params)
+
+    def _arithmetic(
+        self, name: str, given: list[Any], kind: str, params: Mapping[str, Any]
+    ) -> Value:
+        writer = self._writer
         if name == "select_n" and len(given) == 3:
             condition, no, yes = given
             if not isinstance(condition, Predicate | bool):
@@ -144,24 +142,10 @@ class _Lowering:
             return writer.arithmetic(kind, _BINARY[name], *given)
         if name in _UNARY:
             return writer.node(kind, name, writer.computed(given[0], kind))
-        if name == "square":
-            x = writer.computed(given[0], kind)
-            return writer.node(kind, "mul", x, x)
-        if name == "one_minus_square":
-            x = writer.computed(given[0], kind)
-            return writer.node(
-                kind, "add", writer.node(kind, "mul", writer.node(kind, "mul", x, x), -1.0), 1.0
-            )
         if name == "integer_pow":
-            return self._power(given[0], equation.params["y"], kind)
-        if name in ("log1p", "expm1"):
-            x = writer.computed(given[0], kind)
-            if name == "log1p":
-                return writer.node(kind, "log", writer.node(kind, "add", x, 1.0))
-            return writer.node(kind, "add", writer.node(kind, "exp", x), -1.0)
-        if name == "exp2":
-            x = writer.computed(given[0], kind)
-            return writer.node(kind, "exp", writer.node(kind, "mul", x, float(np.log(2.0))))
+            return self._power(given[0], params["y"], kind)
+        if name in _IN_STEPS:
+            return _IN_STEPS[name](writer, writer.computed(given[0], kind), kind)
         raise Unsupported(f"{name} is not among cuDNN's operations")
 
     def _converted(self, x: Value, dtype: Any, kind: str) -> Value:
@@ -214,6 +198,46 @@ class _Lowering:
         if abs(exponent) > 16:
             raise Unsupported(f"integer_pow by {exponent}")
         return writer.node(kind, "reciprocal", result) if exponent < 0 else result
+
+
+def _kind_of_result(equation: JaxprEqn) -> str:
+    """The kind of an operation's result, if kernels can compute the operation at all."""
+    name = equation.primitive.name
+    if len(equation.outvars) > 1:
+        raise Unsupported(f"{name} is not among cuDNN's operations")
+    out = _type(equation.outvars[0])
+    if out.shape or any(_type(x).shape for x in equation.invars):
+        raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
+    if out.dtype.name not in ("float32", "int32", "bool"):
+        raise Unsupported(f"{name} in {out.dtype.name}, where a kernel has float32 and int32")
+    return _kind(out.dtype)
+
+
+def _one_minus_square(writer: Writer, x: Register, kind: str) -> Register:
+    negative = writer.node(kind, "mul", writer.node(kind, "mul", x, x), -1.0)
+    return writer.node(kind, "add", negative, 1.0)
+
+
+def _log1p(writer: Writer, x: Register, kind: str) -> Register:
+    return writer.node(kind, "log", writer.node(kind, "add", x, 1.0))
+
+
+def _expm1(writer: Writer, x: Register, kind: str) -> Register:
+    return writer.node(kind, "add", writer.node(kind, "exp", x), -1.0)
+
+
+def _exp2(writer: Writer, x: Register, kind: str) -> Register:
+    return writer.node(kind, "exp", writer.node(kind, "mul", x, float(np.log(2.0))))
+
+
+_IN_STEPS: dict[str, Callable[[Writer, Register, str], Register]] = {
+    "square": lambda writer, x, kind: writer.node(kind, "mul", x, x),
+    "one_minus_square": _one_minus_square,
+    "log1p": _log1p,
+    "expm1": _expm1,
+    "exp2": _exp2,
+}
+"""JAX's operations of one operand that take several of cuDNN's, or one by another name."""
 
 
 def _with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:

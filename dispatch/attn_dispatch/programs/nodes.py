@@ -219,16 +219,25 @@ class Writer:
             return self.computed(y, kind)
         if operation == "div" and isinstance(y, float) and _has_reciprocal(y):
             return self.arithmetic(kind, "mul", x, 1 / y)
-        first = isinstance(x, Register) and x.is_computed
-        second = isinstance(y, Register) and y.is_computed
-        if operation == "mul" and kind == "f":
-            # A product takes an integer operand without conversion: ALiBi's distances.
-            if first and x in self._integers and not second:
-                return self.node(kind, operation, self._integers[x], y)
-            if second and y in self._integers and not first:
-                return self.node(kind, operation, self._integers[y], x)
-        if first or not second:
+        if operation == "mul" and kind == "f" and (product := self._product_of_integer(x, y)):
+            return product
+        if _is_computed(x) or not _is_computed(y):
             return self.node(kind, operation, self.computed(x, kind), y)
+        return self._with_second_computed(kind, operation, x, y)
+
+    def _product_of_integer(self, x: Value, y: Value) -> Register | None:
+        """The product where just one factor is computed, from an integer; else None.
+
+        It takes that integer without conversion: ALiBi's distances.
+        """
+        for one, other in ((x, y), (y, x)):
+            if isinstance(one, Register) and one in self._integers and _is_computed(one):
+                if not _is_computed(other):
+                    return self.node("f", "mul", self._integers[one], other)
+        return None
+
+    def _with_second_computed(self, kind: str, operation: str, x: Value, y: Value) -> Register:
+        """An operation whose second operand alone is computed, which a node must have first."""
         if operation in _COMMUTATIVE:
             return self.node(kind, operation, y, x)
         if operation == "sub":
@@ -286,6 +295,10 @@ class Writer:
 
 SCORE, GRADIENT = Register("x", "f"), Register("g", "f")
 T, S = Register("t", "i"), Register("s", "i")
+
+
+def _is_computed(x: Value) -> bool:
+    return isinstance(x, Register) and x.is_computed
 
 
 def _has_reciprocal(x: float) -> bool:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.row_ids import RowIds, may_be_invalid
+from attn_dispatch.semantics.row_ids import ID_OPERANDS, RowIds
 
 _NAN_RESULTS = ("out", "lse", "row_max")
 """The results that are NaN in an invalid row."""
@@ -30,7 +30,12 @@ _NAN_RESULTS = ("out", "lse", "row_max")
 
 def invalid_queries(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
     """bool [B, 1|T], True where the query's results are NaN; None if nothing can be invalid."""
-    return RowIds.of(spec, operands).invalid if may_be_invalid(spec) else None
+    return RowIds.of(spec, operands).invalid if _may_be_invalid(spec) else None
+
+
+def _may_be_invalid(spec: AttentionSpec) -> bool:
+    """Whether the call has an operand that ids depend on and that has not been checked."""
+    return not spec.promises.is_checked and any(map(spec.has, ID_OPERANDS))
 
 
 def nan_where_invalid(

@@ -17,7 +17,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.packing import Runs
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.ranks import Ranks
-from attn_dispatch.semantics.row_ids import RowIds, is_packed, row_lengths
+from attn_dispatch.semantics.row_ids import RowIds, row_lengths
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Positions:
         query_ids, key_ids = _ids(spec, operands)
         if not _needs_positions(spec):
             return Positions(query_ids, key_ids, None, None)
-        if query_ids is not None and key_ids is not None and is_packed(spec):
+        if query_ids is not None and key_ids is not None and spec.is_packed:
             return _inside_segments(spec, operands, query_ids, key_ids)
         diagonal, keys = _iota(spec.seq_len_q), _iota(spec.seq_len_kv)
         indices = PairIndices.of(spec, operands, diagonal, keys)
-        if spec.meaning.causal_alignment == "bottom_right" and _has_lengths(spec):
+        if spec.meaning.causal_alignment == "bottom_right" and spec.has_lengths:
             query_length, key_length = (row_lengths(spec, operands, x) for x in ("query", "key"))
             diagonal = diagonal + (key_length - query_length)[:, None]
         elif spec.meaning.causal_alignment == "bottom_right":
@@ -80,10 +80,6 @@ def _needs_positions(spec: AttentionSpec) -> bool:
     return spec.band != (None, None) or has_distances or spec.has("mods_start")
 
 
-def _has_lengths(spec: AttentionSpec) -> bool:
-    return spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-
-
 def _iota(length: int) -> jax.Array:
     return lax.broadcasted_iota(jnp.int32, (1, length), 1)
 
@@ -93,7 +89,7 @@ def _ids(
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Segment ids, 0 in padding; (None, None) if the call has no padding."""
     # A traced window may be invalid, which makes its batch row padding.
-    if not (is_packed(spec) or _has_lengths(spec) or spec.has("window")):
+    if not (spec.has_runtime_lengths or spec.has("window")):
         return None, None
     ids = RowIds.of(spec, operands)
     return ids.query, ids.key

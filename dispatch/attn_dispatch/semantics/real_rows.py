@@ -17,7 +17,6 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.positions import Positions
-from attn_dispatch.semantics.row_ids import is_packed
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ def real_rows_by_position(
 
     Segment ids need max_segments.
     """
-    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-    if not has_lengths and not is_packed(spec):
+    if not spec.has_runtime_lengths:
         return _by_band(spec), None
     ranges = SequenceRanges.of(spec, operands)
     of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
@@ -81,6 +79,14 @@ def each_query_attends(spec: AttentionSpec) -> bool:
 
 _NO_PADDING_ROWS = {"causality and windows", "dropout", "the gradient of lse", "the row maximum"}
 """Features that make no query a padding row, unless the window does."""
+
+
+def leading_padding_rows(spec: AttentionSpec) -> int:
+    """The number of leading queries that causality from the bottom right leaves without a key; 0
+    if that depends on lengths known at run time only."""
+    if not spec.meaning.is_causal or not _is_bottom_right(spec) or spec.has_runtime_lengths:
+        return 0
+    return max(spec.seq_len_q - spec.seq_len_kv, 0)
 
 
 def _by_band(spec: AttentionSpec) -> jax.Array | None:

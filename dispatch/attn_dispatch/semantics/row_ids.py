@@ -28,7 +28,7 @@ _CU_SEQLENS = {"query": "cu_seqlens_q", "key": "cu_seqlens_kv"}
 _SEGMENT_IDS = {"query": "query_segment_ids", "key": "key_value_segment_ids"}
 _LENGTHS = {"query": "query_seq_lengths", "key": "key_value_seq_lengths"}
 
-_ID_OPERANDS = (
+ID_OPERANDS = (
     *_CU_SEQLENS.values(), *_SEGMENT_IDS.values(), *_LENGTHS.values(), "window", "page_table"
 )  # fmt: skip
 """The operands that ids depend on."""
@@ -58,7 +58,7 @@ class RowIds:
     @staticmethod
     def of(spec: AttentionSpec, operands: Operands) -> RowIds:
         """The ids of a call with lengths, segment ids or cu_seqlens."""
-        names = [name for name in _ID_OPERANDS if spec.has(name)]
+        names = [name for name in ID_OPERANDS if spec.has(name)]
         arrays = {name: operands[name] for name in names}
         found = cast(
             "tuple[jax.Array, jax.Array, jax.Array | None]", _row_ids(_ids_spec(spec), arrays)
@@ -71,7 +71,7 @@ class RowIds:
 
 def _ids_spec(spec: AttentionSpec) -> AttentionSpec:
     """The part of a spec that ids depend on: the same in both directions and in rewritten calls."""
-    shapes = tuple(x for x in spec.operands if x.name in (*_SHAPED, *_ID_OPERANDS))
+    shapes = tuple(x for x in spec.operands if x.name in (*_SHAPED, *ID_OPERANDS))
     options = AttentionOptions(
         operands=tuple(x.name for x in shapes),
         meaning=Meaning(
@@ -99,23 +99,6 @@ def _row_ids(
     invalid = _invalid_rows(spec, operands)
     query, key = (_is_inside(spec, operands, side, invalid).astype(jnp.int32) for side in SIDES)
     return query, key, invalid
-
-
-def may_be_invalid(spec: AttentionSpec) -> bool:
-    """Whether the call has an operand that ids depend on and that has not been checked."""
-    return not spec.promises.is_checked and any(map(spec.has, _ID_OPERANDS))
-
-
-def is_packed(spec: AttentionSpec) -> bool:
-    """Whether a batch row may hold several sequences."""
-    return spec.has("query_segment_ids") or spec.has("cu_seqlens_q")
-
-
-def most_sequences(spec: AttentionSpec) -> int | None:
-    """The most sequences that a batch row of a packed call can have; None if unknown."""
-    if spec.has("cu_seqlens_q"):
-        return spec.shape("cu_seqlens_q")[1] - 1
-    return spec.meaning.max_segments
 
 
 def row_lengths(spec: AttentionSpec, operands: Operands, side: str) -> jax.Array:
@@ -213,7 +196,7 @@ def _misplaced(spec: AttentionSpec, ids: Mapping[str, jax.Array], largest: int) 
     misplaced = jnp.zeros((spec.batch, largest + 1), jnp.int32)
     for side, x in ids.items():
         # A place in order gets the index largest + 1, which mode="drop" ignores.
-        found = jnp.where(_out_of_order(x, longest_sequence(spec, side)), x, largest + 1)
+        found = jnp.where(_out_of_order(x, _longest(spec, side)), x, largest + 1)
         misplaced = misplaced.at[batch, found].max(1, mode="drop")
     return misplaced > 0
 
@@ -258,7 +241,7 @@ def _invalid_sequences(spec: AttentionSpec, repaired: Operands, of_row: jax.Arra
     """bool [B, M], from repaired cu_seqlens and the rows [B, 1] in which they were invalid."""
     invalid = of_row
     for side in SIDES:
-        invalid = invalid | (jnp.diff(repaired[side], axis=1) > longest_sequence(spec, side))
+        invalid = invalid | (jnp.diff(repaired[side], axis=1) > _longest(spec, side))
     return invalid
 
 
@@ -281,10 +264,8 @@ def _sequence_of(cu_seqlens: jax.Array, length: int) -> jax.Array:
     return jnp.where((index > 0) & (index < cu_seqlens.shape[1]), index, 0)
 
 
-def longest_sequence(spec: AttentionSpec, side: str) -> int:
-    """The most places a packed sequence may have."""
-    longest, full = spec.meaning.max_seq_lens, full_length(spec, side)
-    return full if longest is None else min(longest[side == "key"], full)
+def _longest(spec: AttentionSpec, side: str) -> int:
+    return spec.longest_sequences[SIDES.index(side)]
 
 
 def _pick(per_id: jax.Array, ids: jax.Array) -> jax.Array:

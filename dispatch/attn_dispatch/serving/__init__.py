@@ -13,6 +13,7 @@ they are written in place.
 """
 
 from attn_dispatch.semantics.merge import merged as merge
+from attn_dispatch.serving.freeing import free_behind
 from attn_dispatch.serving.pages import copy_pages, new_pages, write
 from attn_dispatch.serving.sharing import fork, share_prefix
 from attn_dispatch.serving.tables import (
@@ -25,7 +26,6 @@ from attn_dispatch.serving.tables import (
     recovered,
     shrink,
 )
-from attn_dispatch.serving.windows import free_behind
 
 __all__ = [
     "OutOfPages",

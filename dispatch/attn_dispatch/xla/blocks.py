@@ -29,6 +29,9 @@ heads that share the kv head give the matrix product enough rows."""
 State = TypeVar("State")
 Index = jax.Array | int
 
+Results = dict[str, jax.Array]
+"""Results or gradients by name, as far as blocks have computed them."""
+
 
 @dataclass(frozen=True)
 class BlockSizes:

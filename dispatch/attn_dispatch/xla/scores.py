@@ -97,12 +97,12 @@ def _keys(
     """Key and value, [B, K, S, ·]; 0 in padding, because 0 · NaN would be NaN."""
     ids = positions.key_ids
 
-    def clean(x: jax.Array) -> jax.Array:
+    def cleared(x: jax.Array) -> jax.Array:
         if ids is not None:
             x = jnp.where(ids[:, :, None, None] > 0, x, 0)
         return heads_first(x).astype(dtype)
 
-    return clean(operands["key"]), clean(operands["value"])
+    return cleared(operands["key"]), cleared(operands["value"])
 
 
 @dataclass(frozen=True)

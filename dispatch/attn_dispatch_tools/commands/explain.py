@@ -125,15 +125,23 @@ def _explanations(args: argparse.Namespace) -> list[Explanation]:
     return [explained(**notation.arguments(call))]
 
 
-def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that options add to the call. Arrays take their sizes from query and key."""
-    added = given(args, _FLAGS)
-    # Any, because the loop below checks that these are arrays.
-    query: Any = arguments.get("query")
-    key: Any = arguments.get("key")
+def _query_and_key(
+    arguments: dict[str, Any],
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """The call's query and key, which is like query if the call does not have it."""
+    query, key = arguments.get("query"), arguments.get("key")
+    found: list[jax.ShapeDtypeStruct] = []
     for name, x in (("query", query), ("key", query if key is None else key)):
         if not isinstance(x, jax.ShapeDtypeStruct) or len(x.shape) < 3:
             raise ValueError(f"{name}: {notation.EXPECTED}, got {x!r}")
+        found.append(x)
+    return found[0], found[1]
+
+
+def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that options add to the call. Arrays take their sizes from query and key."""
+    added = given(args, _FLAGS)
+    query, key = _query_and_key(arguments)
     rows, heads = (-2, -3) if arguments.get("qkv_layout") == "BNTH" else (-3, -2)
     batch = query.shape[:-3]
 
@@ -142,7 +150,7 @@ def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any
 
     if args.max_segments is not None:
         added["query_segment_ids"] = array(jnp.int32, *batch, query.shape[rows])
-        if key is not None and key.shape[rows] != query.shape[rows]:
+        if key.shape[rows] != query.shape[rows]:
             added["key_value_segment_ids"] = array(jnp.int32, *batch, key.shape[rows])
     if args.lengths:
         added["key_value_seq_lengths"] = array(jnp.int32, *batch)

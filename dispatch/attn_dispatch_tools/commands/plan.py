@@ -10,7 +10,7 @@ from pathlib import Path
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.console import waiting
-from attn_dispatch.core import select
+from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
@@ -116,7 +116,7 @@ _MARKS = {
 def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
     """The engine that was planned, or the reasons why none was; and whether one was."""
     names = spec.meaning.implementation or ("cudnn",)
-    verdicts = select.verdicts(spec.by(*names), device)
+    verdicts = verdicts_on(spec.by(*names), device)
     for verdict in verdicts:
         if verdict.plan is not None:
             return f"{verdict.implementation}: {verdict.plan.engine}", True

@@ -64,22 +64,8 @@ def main(args: argparse.Namespace) -> None:
         if args.file.is_dir():
             raise ValueError(f"{args.file}: expected a file, got a folder")
         args.file.stat()
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {error_text(error)}") from error
-    kept = winners.winners_file()
-    if kept is None:
-        raise SystemExit(f"error: {settings.why_no_cache_path(winners.FILE)}: winners are not kept")
-    if reason := winners.not_writable(kept):
-        raise SystemExit(f"error: {reason}")
-    try:
-        if not _holds_calls(args.file):
-            reading.contents(args.file, is_kept=True)  # raises if the script cannot be read
-            calls = None
-        elif args.arguments:
-            unknown = " ".join(args.arguments)
-            raise ValueError(f"{args.file} holds calls; unknown: {unknown}")
-        else:
-            calls = calls_in(args.file)
+        kept = _writable_winners()
+        calls = _calls(args.file, args.arguments)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error_text(error)}") from error
     print(f"winners are kept in {kept}", flush=True)
@@ -94,6 +80,26 @@ def main(args: argparse.Namespace) -> None:
     if lost := winners.not_kept(kept):
         are = "winner is" if lost == 1 else "winners are"
         raise SystemExit(f"error: {lost} {are} not kept in {kept}")
+
+
+def _calls(file: Path, arguments: list[str]) -> list[tuple[str, AttentionSpec]] | None:
+    """The calls that a file holds; None if it is a script, which can be read."""
+    if not _holds_calls(file):
+        reading.contents(file, is_kept=True)
+        return None
+    if arguments:
+        raise ValueError(f"{file} holds calls; unknown: {' '.join(arguments)}")
+    return calls_in(file)
+
+
+def _writable_winners() -> Path:
+    """The file in which winners are kept."""
+    kept = winners.winners_file()
+    if kept is None:
+        raise SystemExit(f"error: {settings.why_no_cache_path(winners.FILE)}: winners are not kept")
+    if reason := winners.not_writable(kept):
+        raise SystemExit(f"error: {reason}")
+    return kept
 
 
 def _seconds(text: str) -> float:

@@ -55,6 +55,15 @@ def dying_of_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _run(command: Callable[[], object]) -> None:
+    """Run the command, and write all its output; errors of writing are raised here, not at exit."""
+    try:
+        command()
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
 def run_to_the_end(command: Callable[[], object]) -> None:
     """Run a command, and end the process as users of a terminal expect.
 
@@ -65,11 +74,7 @@ def run_to_the_end(command: Callable[[], object]) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # "?" for letters that the locale lacks
     try:
-        try:
-            command()
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+        _run(command)
     except BrokenPipeError:  # `| head` has read enough
         if sys.stdout is not None:  # Python flushes it again at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

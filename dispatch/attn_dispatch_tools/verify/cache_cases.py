@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterator
+from itertools import chain, product
 from typing import Any
 
 from attn_dispatch_tools.verify.case import Case
@@ -49,6 +50,10 @@ def _lengths(s: int) -> tuple[int, ...]:
     return s, 0, 1, s - 1, s // 3 + 1
 
 
+Named = tuple[str, dict[str, Any]]
+"""A case's name, without the family, and its fields."""
+
+
 def _case(name: str, number: int, **facts: Any) -> Case:
     """A case; the dtype alternates with the number, and by default rows have `_lengths`."""
     s, t = facts["s"], facts["t"]
@@ -61,49 +66,55 @@ def _case(name: str, number: int, **facts: Any) -> Case:
     return Case(f"cache/{name}", v=facts["h"], kv_lengths=kv_lengths, inference=True, **facts)
 
 
-def _cases() -> list[Case]:
-    found = []
-
-    def add(name: str, **facts: Any) -> None:
-        found.append(_case(name, len(found), **facts))
-
+def _sizes() -> Iterator[Named]:
+    """Pages, heads, head dims and features."""
     for page, t in product(_PAGES, (1, 2, 4, 8, 33)):
-        add(f"page{page}_t{t}", page=page, t=t, s=max(512, 2 * page))
+        yield f"page{page}_t{t}", dict(page=page, t=t, s=max(512, 2 * page))
     for (n, k), t, page in product(_HEADS, (1, 4), (0, 16)):
-        add(f"heads{n}_{k}_t{t}_page{page}", n=n, k=k, t=t, s=400, page=page)
+        yield f"heads{n}_{k}_t{t}_page{page}", dict(n=n, k=k, t=t, s=400, page=page)
     for h, t, page in product((8, 80, 96, 128, 192, 256), (1, 3), (0, 32)):
-        add(f"d{h}_t{t}_page{page}", h=h, t=t, s=320, page=page)
+        yield f"d{h}_t{t}_page{page}", dict(h=h, t=t, s=320, page=page)
     for feature, t, page in product(_FEATURES, (1, 4), (0, 16)):
-        add(f"{feature}_t{t}_page{page}", t=t, s=1024, page=page, **_FEATURES[feature])
+        yield f"{feature}_t{t}_page{page}", dict(t=t, s=1024, page=page, **_FEATURES[feature])
+
+
+def _serving() -> Iterator[Named]:
+    """Transforms, shared pages, wrong lengths, long caches, and chunks of queries."""
     for transform, t in product(_TRANSFORMS, (1, 4)):
-        add(f"{transform}_t{t}", transform=transform, b=4, t=t, s=256, page=16,
+        yield f"{transform}_t{t}", dict(transform=transform, b=4, t=t, s=256, page=16,
             kv_lengths=(256, 0, 100, 1))  # fmt: skip
     for t in (1, 4, 64):
-        add(f"shared_t{t}", t=t, s=320, page=16, shared_pages=8)
-        add(f"all_shared_t{t}", t=t, s=320, page=16, shared_pages=20)
-        add(f"page_of_24_t{t}", t=t, s=240, page=24)
-        add(f"wrong_length_t{t}", t=t, s=128, page=16, kv_lengths=(128, -1, 129, 5, 64))
-        add(f"long_t{t}", b=1, t=t, s=16384, page=64, kv_lengths=(16000,))
+        yield f"shared_t{t}", dict(t=t, s=320, page=16, shared_pages=8)
+        yield f"all_shared_t{t}", dict(t=t, s=320, page=16, shared_pages=20)
+        yield f"page_of_24_t{t}", dict(t=t, s=240, page=24)
+        yield f"wrong_length_t{t}", dict(t=t, s=128, page=16, kv_lengths=(128, -1, 129, 5, 64))
+        yield f"long_t{t}", dict(b=1, t=t, s=16384, page=64, kv_lengths=(16000,))
     for t, page in product((9, 16, 17, 33, 300), (0, 8, 16, 64, 256)):
         s, mix = 768, (t, 1, 1, t // 2, 0)
         near = (s, max(page - 1, 0), page + 1, 5 * page // 2 + 3, page)
-        add(f"chunk_t{t}_page{page}", t=t, s=s, page=page, q_lengths=mix, kv_lengths=near)
+        yield f"chunk_t{t}_page{page}", dict(t=t, s=s, page=page, q_lengths=mix, kv_lengths=near)
+
+
+def _whole_pages() -> Iterator[Named]:
+    """Calls for which kernels read whole pages."""
     for t, page, feature in product((1, 3, 33), (0, 24, 64), _OF_WHOLE_PAGES):
         near = (576, 63, 64, 65, 449)
-        add(f"whole_{feature}_t{t}_page{page}", t=t, s=576, page=page, kv_lengths=near,
+        yield f"whole_{feature}_t{t}_page{page}", dict(t=t, s=576, page=page, kv_lengths=near,
             **_OF_WHOLE_PAGES[feature])  # fmt: skip
     # What the score_mod adds depends on the batch row, not on the head. With pages of one key, a
     # window begins exactly where a page begins.
     by_row = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)
     for t, page, window in product((1, 4), (1, 64), (None, 634)):
-        add(f"sum_of_rows_t{t}_page{page}_window{window}", t=t, s=960, page=page,
+        yield f"sum_of_rows_t{t}_page{page}_window{window}", dict(t=t, s=960, page=page,
             score_mod=by_row, window=(window, None if window is None else 0),
             kv_lengths=(0, 528, 759, 960, 64))  # fmt: skip
     for (n, k), t in product(((16, 1), (20, 4), (4, 4)), (3, 12, 16, 40)):
-        add(f"grouped{n}_{k}_t{t}", n=n, k=k, t=t, s=2048, page=64)
+        yield f"grouped{n}_{k}_t{t}", dict(n=n, k=k, t=t, s=2048, page=64)
     for h, page in product((128, 256), (48, 64)):
-        add(f"whole_d{h}_page{page}", h=h, t=40, s=576, page=page, soft_cap=20.0)
-    return found
+        yield f"whole_d{h}_page{page}", dict(h=h, t=40, s=576, page=page, soft_cap=20.0)
 
 
-CACHE: tuple[Case, ...] = tuple(_cases())
+CACHE: tuple[Case, ...] = tuple(
+    _case(name, number, **facts)
+    for number, (name, facts) in enumerate(chain(_sizes(), _serving(), _whole_pages()))
+)

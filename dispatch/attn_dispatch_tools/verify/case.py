@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any, Literal
@@ -219,6 +220,30 @@ class Case:
         def normal(name: str) -> np.ndarray:
             return rng.standard_normal(avals[name].shape)
 
+        operands = self._query_key_value(normal)
+        if self.bias is not None:
+            operands["bias"] = self._bias(normal("bias").astype(avals["bias"].dtype), rng)
+        if self.mask is not None:
+            mask = rng.random(self.mask) < 0.7
+            if self.dead_rows:
+                mask[..., ::3, :] = False
+            operands["mask"] = mask
+        operands |= {name: np.array(x) for name, x in self._integers().items()}
+        if self.alibi is not None:
+            operands["alibi_slopes"] = np.abs(normal("alibi_slopes").astype(np.float32)) / 2
+        if self.sinks is not None:
+            # Sinks are about as large as the scores, so that neither hides the other.
+            operands["sinks"] = normal("sinks").astype(np.float32) + self.score_shift
+        if self.dropout:
+            operands["dropout_key"] = np.array(self._dropout_keys())
+        if self._start:
+            operands |= {name: normal(name) for name in self._read_by_score_mod}
+            for name in self._read_by_mask_mod:
+                operands[name] = rng.randint(1, self.s + 1, avals[name].shape)
+            operands["mods_start"] = np.array([self.mods_start] * self._copies)
+        return {name: x.astype(avals[name].dtype) for name, x in operands.items()}
+
+    def _query_key_value(self, normal: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
         q, k = self.magnitude * normal("query"), self.magnitude * normal("key")
         if self.score_shift:
             # Half of the columns of query and key are constants, so that all scores shift by the
@@ -234,34 +259,14 @@ class Case:
         for name in ("key", "value"):
             shared = self.shared_pages * self.page
             operands[name][1:, :shared] = operands[name][:1, :shared]
-        if self.bias is not None:
-            bias = normal("bias").astype(avals["bias"].dtype)
-            if self.infinite_bias:
-                bias[rng.random(self.bias) < 0.2] = -np.inf
-                bias[..., 1, :] = -np.inf
-            if self.rounded_bias:
-                bias = bias.astype(jnp.dtype(self.dtype))
-            operands["bias"] = bias
-        if self.mask is not None:
-            mask = rng.random(self.mask) < 0.7
-            if self.dead_rows:
-                mask[..., ::3, :] = False
-            operands["mask"] = mask
-        operands |= {name: np.array(x) for name, x in self._integers().items()}
-        if self.alibi is not None:
-            operands["alibi_slopes"] = np.abs(normal("alibi_slopes").astype(np.float32)) / 2
-        if self.sinks is not None:
-            # Sinks are about as large as the scores, so that neither hides the other.
-            operands["sinks"] = normal("sinks").astype(np.float32) + self.score_shift
-        if self.dropout:
-            operands["dropout_key"] = np.array(self._dropout_keys())
-        if self._start:
-            for name in self._read_by_score_mod:
-                operands[name] = normal(name)
-            for name in self._read_by_mask_mod:
-                operands[name] = rng.randint(1, self.s + 1, avals[name].shape)
-            operands["mods_start"] = np.array([self.mods_start] * self._copies)
-        return {name: x.astype(avals[name].dtype) for name, x in operands.items()}
+        return operands
+
+    def _bias(self, bias: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+        """The bias, with -inf or rounded if the case has it so."""
+        if self.infinite_bias:
+            bias[rng.random(self.bias) < 0.2] = -np.inf
+            bias[..., 1, :] = -np.inf
+        return bias.astype(jnp.dtype(self.dtype)) if self.rounded_bias else bias
 
     def _integers(self) -> dict[str, Any]:
         integers = {

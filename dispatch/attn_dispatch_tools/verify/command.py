@@ -112,6 +112,33 @@ def main(args: argparse.Namespace) -> None:
     interrupted."""
     # This process only identifies the device, and must leave its memory to the workers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    _check_flags_of_drawn_cases(args)
+    try:
+        if args.plot is not None:
+            print(write_page(read(args.plot), made_folder(args.out) / f"{args.plot.stem}.html"))
+            return
+        implementation = args.implementation or default_implementation()
+        cases, options = _chosen(args)
+        if args.list:
+            print("\n".join(case.name for case in cases))
+            return
+        _check_can_run(args, implementation)
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        sys.exit(f"error: {error_text(error)}")
+    print(f"{counted(len(cases), 'case')} of {implementation}, {args.jobs} at a time")
+    report = run(cases, implementation, args.jobs, options | _settings())
+    if report.outcomes:
+        screen.show(report)
+    is_interrupted = "interrupted" in report.options
+    if is_interrupted:
+        print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
+    if report.outcomes or not is_interrupted:  # otherwise an earlier report stays
+        _write(report, args)
+    sys.exit(130 if is_interrupted else 0 if report.is_good else 1)
+
+
+def _check_flags_of_drawn_cases(args: argparse.Namespace) -> None:
+    """End the process if a flag about drawn cases is given, but none are drawn."""
     for name in ("each_rewrite", "serving", "seed"):
         is_given = getattr(args, name) is not None and getattr(args, name) is not False
         if is_given and not args.random:
@@ -119,46 +146,37 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(
                 f"error: --{flag}: expected --random N as well, because it is about drawn cases"
             )
-    try:
-        if args.plot is not None:
-            print(write_page(read(args.plot), made_folder(args.out) / f"{args.plot.stem}.html"))
-            return
-        implementation = args.implementation or default_implementation()
-        cases, options = _named(args)
-        if args.random:
-            drawn, facts = _drawn(args)
-            cases, options = cases + drawn, options | facts
-        if not cases:
-            which = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
-            raise ValueError(f"no case is {which}")
-        if args.list:
-            print("\n".join(case.name for case in cases))
-            return
-        if args.html:
-            page("")  # raises if rich or matplotlib is missing, before the cases run and not after
-            _plots_module()
-        if unusable := select.named(implementation).unusable_reason(default_device()):
-            sys.exit(f"error: {implementation} cannot run here: {unusable}")
-        made_folder(args.out)
-    except (ModuleNotFoundError, OSError, ValueError) as error:
-        sys.exit(f"error: {error_text(error)}")
-    options |= _settings()
-    print(f"{counted(len(cases), 'case')} of {implementation}, {args.jobs} at a time")
-    report = run(cases, implementation, args.jobs, options)
-    if report.outcomes:
-        screen.show(report)
-    if "interrupted" in report.options:
-        print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
-        if not report.outcomes:
-            sys.exit(130)  # an earlier report stays
+
+
+def _chosen(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
+    """The named and the drawn cases, and their options for the report."""
+    cases, options = _named(args)
+    if args.random:
+        drawn, facts = _drawn(args)
+        cases, options = cases + drawn, options | facts
+    if not cases:
+        which = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
+        raise ValueError(f"no case is {which}")
+    return cases, options
+
+
+def _check_can_run(args: argparse.Namespace, implementation: str) -> None:
+    """Raise an error before the cases run if they could not run, or the report not be written."""
+    if args.html:
+        page("")  # raises if rich is missing
+        _plots_module()
+    if unusable := select.named(implementation).unusable_reason(default_device()):
+        sys.exit(f"error: {implementation} cannot run here: {unusable}")
+    made_folder(args.out)
+
+
+def _write(report: Report, args: argparse.Namespace) -> None:
+    """Write the report's files, and print their paths."""
     written = [*report.write(args.out)]
     if args.html:
         written.append(write_page(report, written[0].with_suffix(".html")))
     for path in written:
         print(path)
-    if "interrupted" in report.options:
-        sys.exit(130)
-    sys.exit(0 if report.is_good else 1)
 
 
 def _settings() -> dict[str, object]:

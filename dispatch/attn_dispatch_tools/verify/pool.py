@@ -59,21 +59,11 @@ def run(
     outcomes: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
     stopped = threading.Event()
 
-    def work(process: _Worker) -> None:
-        try:
-            while not stopped.is_set():
-                for case in turns.get_nowait():
-                    if not stopped.is_set():
-                        outcomes.put(process.answer(case))
-        except queue.Empty:
-            pass
-        except BaseException as error:
-            outcomes.put(error)
-        finally:
-            process.end()
-
     workers = [_Worker(worker, seconds_per_case) for _ in range(min(jobs, len(cases)))]
-    threads = [threading.Thread(target=work, args=(x,), daemon=True) for x in workers]
+    threads = [
+        threading.Thread(target=_work, args=(x, turns, outcomes, stopped), daemon=True)
+        for x in workers
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -88,6 +78,26 @@ def run(
             process.stop()
         for thread in threads:
             thread.join()
+
+
+def _work(
+    process: _Worker,
+    turns: queue.SimpleQueue[Sequence[Case]],
+    outcomes: queue.SimpleQueue[Outcome | BaseException],
+    stopped: threading.Event,
+) -> None:
+    """Answer one turn after the other, in a thread of each worker process."""
+    try:
+        while not stopped.is_set():
+            for case in turns.get_nowait():
+                if not stopped.is_set():
+                    outcomes.put(process.answer(case))
+    except queue.Empty:
+        pass
+    except BaseException as error:
+        outcomes.put(error)
+    finally:
+        process.end()
 
 
 def _turns(cases: Sequence[Case]) -> list[Sequence[Case]]:

@@ -16,6 +16,7 @@ from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
+from attn_dispatch.core.verdict import Verdict, verdicts_on
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.reason import Reason
@@ -57,7 +58,7 @@ class _Traced:
 
     program: CaseProgram
     traced: Any
-    verdicts: dict[str, select.Verdict]
+    verdicts: dict[str, Verdict]
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
@@ -197,16 +198,16 @@ class Conformance:
         preference = (self.implementation, "xla") if use_xla else (self.implementation,)
         program = CaseProgram.of(case, preference, gradients)
         traced = program.trace(operands)
-        verdicts: dict[str, select.Verdict] = {}
+        verdicts: dict[str, Verdict] = {}
         for spec in specs_in(traced.jaxpr):
             direction = "backward" if spec.is_backward else "forward"
             name = f"{direction}, another" if direction in verdicts else direction
             verdicts[name] = self._verdict(spec)
         return _Traced(program, traced, verdicts)
 
-    def _verdict(self, spec: AttentionSpec) -> select.Verdict:
+    def _verdict(self, spec: AttentionSpec) -> Verdict:
         """The verdict of the first implementation in order that can run it, else of the first."""
-        found = select.verdicts(spec, self.device)
+        found = verdicts_on(spec, self.device)
         return next((x for x in found if x.is_eligible), found[0])
 
     def _wrong_kernels(

@@ -1,4 +1,4 @@
-"""An axis of length zero gives the results that the formula gives, and no error."""
+"""Calls with an axis of length zero give the results of the formula instead of an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def results(*operands: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def expected_results(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """In closed form: of the empty calls, only that with head dim 0 has numbers to compute."""
+    """The results in closed form; only with head dim 0 are they not constants."""
     b, t, n, _ = q.shape
     s, groups = k.shape[1], n // max(k.shape[2], 1)
     out, lse = np.zeros((b, t, n, v.shape[3]), np.float32), np.zeros((b, t, n), np.float32)
@@ -46,14 +46,14 @@ def expected_results(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.nd
 
 
 @pytest.mark.parametrize("dims", [d for d in _EMPTY if d != {"v": 0}], ids=str)
-def test_results(dims: dict[str, int]):
+def test_results_of_empty_calls_follow_the_formula(dims: dict[str, int]):
     operands = arrays(**dims)
     for got, expected in zip(results(*operands), expected_results(*operands), strict=True):
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_no_value_dims_still_has_lse():
+def test_lse_without_value_dims():
     q, k, v = arrays()
     out, lse = results(q, k, v[..., :0])
     assert out.shape == (2, 3, 2, 0)
@@ -61,7 +61,7 @@ def test_no_value_dims_still_has_lse():
 
 
 @pytest.mark.parametrize("dims", _EMPTY, ids=str)
-def test_gradients(dims: dict[str, int]):
+def test_gradients_of_empty_calls_follow_the_formula(dims: dict[str, int]):
     operands = [jnp.asarray(x) for x in arrays(**dims)]
     got = jax.grad(lambda *x: results(*x)[0].sum(), argnums=(0, 1, 2))(*operands)
     assert [x.shape for x in got] == [x.shape for x in operands]
@@ -72,7 +72,7 @@ def test_gradients(dims: dict[str, int]):
     np.testing.assert_allclose(got[2], np.full(got[2].shape, spread), rtol=1e-6)
 
 
-def test_no_keys_with_every_other_operand():
+def test_no_keys_with_every_operand_gives_zeros():
     q, k, v = (jnp.asarray(x) for x in arrays(s=0))
     options: dict[str, Any] = {
         "bias": jnp.zeros((1, 2, 3, 0)), "mask": jnp.ones((2, 1, 3, 0), bool), "is_causal": True,
@@ -87,15 +87,15 @@ def test_no_keys_with_every_other_operand():
 
     operands = (q, options["bias"], options["alibi_slopes"], jnp.ones(2))
     gradients, (out, lse) = jax.grad(both, argnums=(0, 1, 2, 3), has_aux=True)(*operands)
-    # A row without keys is dead, whatever its sink.
+    # A row without keys gives 0 and -inf, whatever its sink.
     assert not np.any(out) and np.all(np.asarray(lse) == -np.inf)
     for gradient, operand in zip(gradients, operands, strict=True):
         assert gradient.shape == operand.shape and not np.any(gradient)
 
 
-def test_under_jit_and_vmap():
+def test_empty_calls_under_jit_and_vmap():
     q, k, v = arrays(s=0)
     out, lse = jax.jit(jax.vmap(results))(q, k, v)
     assert not np.any(out) and np.all(np.asarray(lse) == -np.inf)
-    mapped_over_nothing = jax.vmap(results)(*arrays(b=0))[0]
-    assert mapped_over_nothing.shape == (0, 3, 2, 6)
+    empty_vmap = jax.vmap(results)(*arrays(b=0))[0]
+    assert empty_vmap.shape == (0, 3, 2, 6)

@@ -1,4 +1,4 @@
-"""The heads of a group as queries of whole pages, keys in parts: nothing changes."""
+"""HEADS_AS_QUERIES: the heads of a group as queries on whole pages leave results unchanged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from attn_dispatch.core.rewrites import Chain
-from attn_dispatch.core.rewrites.cache import grouped_heads
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
+from attn_dispatch.core.rewrites.kv_cache import grouped_heads
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
-from tests.support.in_place_of_kernels import by_xla, kernel
-from tests.support.rewritten_calls import are_apart
+from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.rewritten_calls import differ
 
 
 def case_of(heads: tuple[int, int], t: int, page: int, **changes: Any) -> Case:
@@ -29,7 +29,7 @@ def case_of(heads: tuple[int, int], t: int, page: int, **changes: Any) -> Case:
 
 
 def computed(case: Case) -> tuple[Any, Any, int]:
-    """The results by the rewrites, with NumPy for the kernel, XLA's, and the parts."""
+    """Results by the rewrites (NumPy as the kernel), XLA's results, and the number of key parts."""
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -43,12 +43,12 @@ def computed(case: Case) -> tuple[Any, Any, int]:
         assert inner is not None, rewrite
         steps.append((rewrite, spec))
         spec = inner
-    chain = Chain(tuple(steps), spec, (), tuple(_beside(x) for x in steps[:1] if case.t > 16))
+    chain = Chain(tuple(steps), spec, (), tuple(_side_call(x) for x in steps[:1] if case.t > 16))
     found = dict(zip(("out", "lse"), chain.compute(given, kernel, by_xla), strict=True))
     return found, expected, spec.batch // case.b
 
 
-def _beside(step: Any) -> Any:
+def _side_call(step: Any) -> Any:
     rewrite, spec = step
     beside = rewrite.beside(spec)
     return beside, Chain((), beside, ())
@@ -56,7 +56,7 @@ def _beside(step: Any) -> Any:
 
 def differs(case: Case) -> bool:
     found, expected, _ = computed(case)
-    return are_apart(found, expected)
+    return differ(found, expected)
 
 
 @pytest.mark.parametrize("page", [0, 16, 24, 64])
@@ -73,24 +73,24 @@ def differs(case: Case) -> bool:
     ],
     ids=str,
 )
-def test_it_changes_nothing(page, heads, t, options):
+def test_heads_as_queries_leave_results_unchanged(page, heads, t, options):
     if (t > 16 and not page) or (page == 24 and "s" in options):
-        return  # an array goes packed
-    # 24 divides no multiple of 256 but one of 768.
+        return  # arrays run packed; for pages of 24, s is set below
+    # The length is a multiple of 256 and of the page, so of 768 for pages of 24.
     s = {"s": 1536, "kv_lengths": (1536, 63, 0, 700)} if page == 24 else {}
     assert not differs(case_of(heads, t, page, **options | s))
 
 
-def test_keys_are_in_parts_where_tiles_are_few():
+def test_keys_are_split_where_tiles_are_few():
     assert computed(case_of((8, 1), 5, 64, s=2048))[2] == 8
     assert computed(case_of((8, 1), 5, 64))[2] == 1  # 5 tables of 256 keys
 
 
-@pytest.mark.parametrize("what", ["merged_parts", "_group"])
-def test_what_is_wrong_is_noticed(what, monkeypatch):
-    """Parts of which the mean is taken, and heads that are queries in another order."""
+@pytest.mark.parametrize("step", ["merged_parts", "_group"])
+def test_broken_step_changes_results(step, monkeypatch):
+    """A mean instead of a merge of parts, and heads that become queries in another order."""
     case = case_of((8, 2), 16, 64, s=1024, kv_lengths=(1024, 63, 0, 700))
-    if what == "merged_parts":
+    if step == "merged_parts":
         mean = lambda out, lse: (out.mean(axis=1), lse.max(axis=1))  # noqa: E731
         monkeypatch.setattr(grouped_heads, "merged_parts", mean)
     else:

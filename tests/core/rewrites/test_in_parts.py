@@ -1,7 +1,7 @@
-"""Calls in parts of the batch and of the heads: results and gradients are those of the whole call.
+"""Calls computed in parts of batch rows and heads give the whole call's results and gradients.
 
-With NumPy in cuDNN's place and beside every other rewrite, against the float64 reference; and by
-XLA, whose dropout mask is that of the position in the whole call, against XLA's whole call.
+NumPy stands in for cuDNN, together with every other rewrite, against the float64 reference. XLA,
+whose dropout mask depends on the position in the whole call, is compared with XLA's whole call.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
-from tests.support.in_place_of_kernels import by_xla, rules, specs_of
-from tests.support.small_cases import known
+from tests.support.kernel_stand_ins import by_xla, rules, specs_of
+from tests.support.small_cases import with_max_segments
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
 DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 12
@@ -44,27 +44,27 @@ Arrays = dict[str, Any]
 
 
 def drawn(seed: int) -> Case:
-    """A call with every option, of several batch rows, in float32."""
+    """A drawn call with any options and several batch rows, in float32."""
     (case,) = draws.examples(1, SEED + seed, draws.SMALL)
     scale = case.scale if abs(case.scale) > 1e-3 else 0.3
     case = replace(case, dtype="float32", bias_dtype="float32", score_shift=0.0, magnitude=1.0)
-    return known(replace(case, scale=scale))
+    return with_max_segments(replace(case, scale=scale))
 
 
 def some_parts(specs: Sequence[AttentionSpec], seed: int) -> tuple[Rewrite, ...]:
-    """Parts of the batch, of the heads or of both, in either order, if the calls allow them."""
-    dice, steps = random.Random(seed), []
-    for axis in dice.sample(("batch", "heads"), 2):
-        step = in_parts_of(axis, dice.randint(1, max(length_of(specs[0], axis) - 1, 1)))
+    """Rewrites into parts of batch rows, heads or both, in either order, if all calls allow it."""
+    rng, steps = random.Random(seed), []
+    for axis in rng.sample(("batch", "heads"), 2):
+        step = in_parts_of(axis, rng.randint(1, max(length_of(specs[0], axis) - 1, 1)))
         inner = [x for x in map(step.applied, specs) if x is not None]
-        if len(inner) == len(specs) and dice.random() < 0.8:
+        if len(inner) == len(specs) and rng.random() < 0.8:
             steps.append(step)
             specs = inner
     return tuple(steps)
 
 
 def chain_of(spec: AttentionSpec, seed: int) -> Chain:
-    """By whatever rewrites it takes, and what the kernel is asked for in parts."""
+    """The chain with the rewrites that the call needs, and the kernel's call in parts."""
     parts = partial(some_parts, seed=seed)
     return rewritten(
         spec, lambda x: tuple(rules(x)), parts=lambda chains: parts([x.spec for x in chains])
@@ -72,7 +72,7 @@ def chain_of(spec: AttentionSpec, seed: int) -> Chain:
 
 
 def kernel(spec: AttentionSpec, operands: Arrays) -> Arrays:
-    """The call by NumPy, within a compiled program."""
+    """The call computed by NumPy in a callback of a compiled program."""
     call = variants_of(spec)[0]
     if spec.is_backward:
         given = cudnn_arrays.backward_operands(spec, call, operands)
@@ -95,7 +95,7 @@ def axes_of(chain: Chain) -> tuple[str, ...]:
 
 
 def judge(case: Case, seed: int, chain_of: Callable[..., Chain] = chain_of) -> set[str]:
-    """Compares both directions with the reference, by NumPy; along which axes they were divided."""
+    """Compare both directions by NumPy with the reference; return the axes that were divided."""
     operands, drops = case.operands(), case.dropout > 0
     forward, *backward = specs_of(case, needs_keep=drops)
     chain = chain_of(forward, seed)
@@ -124,14 +124,14 @@ def judge(case: Case, seed: int, chain_of: Callable[..., Chain] = chain_of) -> s
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_drawn_calls(part: int):
+def test_drawn_calls_in_parts_agree_with_the_reference(part: int):
     found = [judge(drawn(seed), seed) for seed in range(part, DRAWS, 2)]
     assert sum(map(bool, found)) > len(found) // 4
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_drawn_calls_by_xla(part: int):
-    """Parts with dropout draw what the whole call does, from where they begin."""
+def test_drawn_calls_in_parts_agree_with_xlas_whole_call(part: int):
+    """A part under dropout draws the mask of its place in the whole call."""
     for seed in range(part, DRAWS_BY_XLA, 2):
         case = drawn(seed)
         if seed % 4 < 2:
@@ -141,7 +141,7 @@ def test_drawn_calls_by_xla(part: int):
 
 
 def compare_with_whole(case: Case, steps: Sequence[Rewrite]) -> None:
-    """By XLA, both directions."""
+    """Compare XLA's results in parts with its whole call, in both directions."""
     forward, *backward = specs_of(case, needs_keep=case.dropout > 0)
 
     def both(spec: AttentionSpec, given: Arrays) -> tuple[Any, Any]:
@@ -153,8 +153,8 @@ def compare_with_whole(case: Case, steps: Sequence[Rewrite]) -> None:
         run = jax.jit(partial(both, spec), compiler_options=COMPILE_QUICKLY)
         found, whole = run(given)
         for name, x, y in zip(spec.result_names, found, whole, strict=True):
-            most = np.abs(y[np.isfinite(y)]).max(initial=1)
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * most, err_msg=f"{name} {steps}")
+            size = np.abs(y[np.isfinite(y)]).max(initial=1)
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * size, err_msg=f"{name} {steps}")
         return dict(zip(spec.result_names, whole, strict=True))
 
     operands = to_jax(poison_padding(forward.options, case.operands(), case.poison))
@@ -169,25 +169,25 @@ CASE = Case(
     "in_parts", b=5, n=6, k=2, t=6, s=7, bias=(1, 6, 6, 7), dropout=0.4, score_mod=STEPS, sinks=1,
     kv_lengths=(7, 3, 0, 6, 7), alibi=5, lse_grad=True,
 )  # fmt: skip
-COPIES = replace(
+WITH_OWN_ARRAYS = replace(
     CASE, b=6, own_arrays=True, transform="vmap", alibi=6, kv_lengths=(7, 3, 0, 6, 7, 2)
 )
 PARTS = (in_parts_of("batch", 2), in_parts_of("heads", 1))
-EXACT: tuple[tuple[Case, tuple[Rewrite, ...]], ...] = (
+ALL_OPERANDS: tuple[tuple[Case, tuple[Rewrite, ...]], ...] = (
     (CASE, PARTS),
     (CASE, (in_parts_of("heads", 3), in_parts_of("batch", 4))),
     (CASE, (in_parts_of("heads", 2),)),
-    (COPIES, (in_parts_of("batch", 1),)),
-    (COPIES, (in_parts_of("batch", 3), in_parts_of("heads", 3))),
+    (WITH_OWN_ARRAYS, (in_parts_of("batch", 1),)),
+    (WITH_OWN_ARRAYS, (in_parts_of("batch", 3), in_parts_of("heads", 3))),
 )
 
 
-@pytest.mark.parametrize(("case", "steps"), EXACT)
-def test_every_operand_that_parts_divide_or_share(case: Case, steps: tuple[Rewrite, ...]):
+@pytest.mark.parametrize(("case", "steps"), ALL_OPERANDS)
+def test_parts_with_every_divided_or_shared_operand(case: Case, steps: tuple[Rewrite, ...]):
     compare_with_whole(case, [x for x in steps if x.applied(specs_of(case, needs_keep=True)[0])])
 
 
-def _not_moved(self: Any, spec: AttentionSpec, name: str, first: Any) -> Any:
+def _dropout_not_moved(self: Any, spec: AttentionSpec, name: str, first: Any) -> Any:
     return 0 if name == "dropout_start" else _MOVED(self, spec, name, first)
 
 
@@ -197,7 +197,7 @@ def _mods_not_moved(self: Any, spec: AttentionSpec, name: str, first: Any) -> An
 
 _MOVED, _MODULE = _InParts._moved, sys.modules[_InParts.__module__]
 BROKEN: dict[str, tuple[Any, str, Any]] = {
-    "the same dropout for all parts": (_InParts, "_moved", _not_moved),
+    "the same dropout for all parts": (_InParts, "_moved", _dropout_not_moved),
     "mods count from 0 in each part": (_InParts, "_moved", _mods_not_moved),
     "no rest": (_InParts, "rest", lambda self, spec: None),
     "no sums": (_InParts, "_is_summed", lambda self, spec, name: False),
@@ -210,8 +210,8 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_broken_parts_are_noticed(what: str, monkeypatch):
-    monkeypatch.setattr(*BROKEN[what])
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_division_changes_results(fault: str, monkeypatch):
+    monkeypatch.setattr(*BROKEN[fault])
     with pytest.raises((AssertionError, TypeError, ValueError)):
         compare_with_whole(CASE, PARTS)

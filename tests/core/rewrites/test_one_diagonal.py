@@ -1,4 +1,4 @@
-"""Gradients of a window from the bottom right, computed with queries and keys on one diagonal."""
+"""ONE_DIAGONAL: gradients of a bottom-right window, with queries and keys on one diagonal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attn_dispatch_tools.verify.reference import reference
 from tests.support.backend import needs_cudnn
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
-from tests.support.in_place_of_kernels import rules
+from tests.support.kernel_stand_ins import rules
 from tests.support.option_parts import spec_with
 
 SHAPES = ((7, 33, 3), (33, 33, 9), (33, 7, 3), (1, 33, 0), (7, 16, 15))
@@ -29,9 +29,9 @@ SHAPES = ((7, 33, 3), (33, 33, 9), (33, 7, 3), (1, 33, 0), (7, 16, 15))
 
 
 def drawn(seed: int) -> Case:
-    """A window from the bottom right of some lengths, queries and keys; now and then wrong ones."""
+    """A drawn call with a bottom-right window; some lengths are invalid."""
     rng = np.random.default_rng(seed)
-    # Few different shapes, because JAX compiles every operation for each.
+    # Few shapes, because JAX compiles every operation for each.
     t, s, left = SHAPES[seed % len(SHAPES)]
 
     def lengths(full: int) -> tuple[int, ...] | None:
@@ -54,7 +54,7 @@ CASES = [drawn(seed) for seed in range(30)]
 
 
 @pytest.fixture(autouse=True)
-def _at_any_price(monkeypatch):
+def _apply_to_small_calls(monkeypatch):
     monkeypatch.setattr(one_diagonal, "_LEAST_SAVED", 0)
     monkeypatch.setattr(one_diagonal, "_TILE", 1)
 
@@ -82,17 +82,17 @@ def judge(case: Case) -> AttentionSpec:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case: Case):
+def test_gradients_agree_with_the_reference(case: Case):
     judge(case)
 
 
-def test_what_is_drawn():
+def test_draws_cover_every_kind():
     facts = {
         "lengths": any(x.q_lengths and x.kv_lengths for x in CASES),
         "none": any(x.q_lengths is x.kv_lengths is None for x in CASES),
-        "more queries": any(x.t > x.s for x in CASES),
-        "fewer keys than rows": any(x.s > x.t + (x.window[0] or 0) for x in CASES),
-        "sinks of large scores": any(x.sinks and x.score_shift for x in CASES),
+        "more queries than keys": any(x.t > x.s for x in CASES),
+        "more keys than queries and window": any(x.s > x.t + (x.window[0] or 0) for x in CASES),
+        "sinks with large scores": any(x.sinks and x.score_shift for x in CASES),
     }
     assert all(facts.values()), facts
 
@@ -107,17 +107,17 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_one_is_noticed(name: str, monkeypatch):
+def test_broken_step_changes_gradients(name: str, monkeypatch):
     monkeypatch.setattr(one_diagonal, name, BROKEN[name])
 
-    def is_noticed(case: Case) -> bool:
+    def differs(case: Case) -> bool:
         try:
             judge(case)
         except AssertionError:
             return True
         return False
 
-    assert any(map(is_noticed, CASES))
+    assert any(map(differs, CASES))
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_a_broken_one_is_noticed(name: str, monkeypatch):
     ],
     ids=str,
 )
-def test_what_stays_as_it_is(case: Case):
+def test_rewrite_does_not_apply_to_other_calls(case: Case):
     spec = spec_of(case.forward_options(), case.avals())
     if case.gradients:
         spec = spec.backward(case.backward_options())
     assert ONE_DIAGONAL.applied(spec) is None
 
 
-def test_equal_lengths_have_one_corner():
+def test_equal_lengths_make_both_alignments_the_same():
     case = Case("equal", t=14, window=(3, 0), alignment="bottom_right", kv_lengths=(9, 14))
     spec = spec_of(case.forward_options(), case.avals())
     assert band_of(spec).bottom_right
@@ -150,10 +150,10 @@ def test_equal_lengths_have_one_corner():
 
 @needs_cudnn
 @pytest.mark.parametrize(
-    ("t", "s", "left", "is_taken"),
+    ("t", "s", "left", "is_used"),
     [(2048, 4096, 255, True), (512, 1024, 511, False)],
 )
-def test_cudnn_takes_it_where_it_saves_time(t, s, left, is_taken, monkeypatch):
+def test_cudnn_uses_the_rewrite_where_it_saves_time(t, s, left, is_used, monkeypatch):
     monkeypatch.undo()
     query, key = (jnp.zeros((1, x, 4, 64), jnp.bfloat16) for x in (t, s))
     explanation = attn_dispatch.explain(
@@ -162,4 +162,4 @@ def test_cudnn_takes_it_where_it_saves_time(t, s, left, is_taken, monkeypatch):
     )  # fmt: skip
     assert explanation.chosen_forward == explanation.chosen_backward == "cudnn"
     text = " ".join(str(explanation).split())
-    assert (ONE_DIAGONAL.name in text) is is_taken
+    assert (ONE_DIAGONAL.name in text) is is_used

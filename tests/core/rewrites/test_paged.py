@@ -1,4 +1,4 @@
-"""Rewrites of calls on pages: nothing changes, and how cuDNN takes them."""
+"""Rewrites of calls on pages leave results unchanged; which of them cuDNN's calls use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain, inspection
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.reason import rules_of
 from attn_dispatch.semantics.merge import merged
@@ -27,23 +27,23 @@ from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from tests.support.backend import needs_cudnn
-from tests.support.in_place_of_kernels import by_xla, kernel
+from tests.support.kernel_stand_ins import by_xla, kernel
 from tests.support.paged_calls import (
     LENGTHS,
     B,
     K,
     N,
+    attend_in_pages,
     cache,
-    in_the_cache,
     queries,
 )
-from tests.support.rewritten_calls import rewritten_alone
+from tests.support.rewritten_calls import rewrite_results
 
 
 @pytest.mark.parametrize("rewrite", [NEAR_KEYS, PAGES_GATHERED], ids=lambda x: x.name)
 @pytest.mark.parametrize("t", [1, 2])
-def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
-    """Row 0 lacks one that it needs; row 2 lacks those that it does not. Page 0 is NaN."""
+def test_pages_behind_a_window_may_be_missing(rewrite, t):
+    """Row 0 lacks a page that it needs; row 2 lacks only pages behind the window. Page 0 is NaN."""
     _, _, key, value, table = cache()
     table += 1
     table[0, :4], table[2, :4] = -1, 99
@@ -56,17 +56,17 @@ def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
     window: dict[str, Any] = {"local_window_size": (7, 0)}
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
     spec = inspection.spec_of(**given, **window)
-    operands |= {x: operands[x][None] for x in ("key_pages", "value_pages")}  # of one pool
+    operands |= {x: operands[x][None] for x in ("key_pages", "value_pages")}  # as one pool
     found = rewrite.compute(spec, rewrite.inner(spec), operands, Calls(by_xla, by_xla, by_xla))[
         "out"
     ]
-    expected = in_the_cache(queries(B, t), query_seq_lengths=number, **window)
+    expected = attend_in_pages(queries(B, t), query_seq_lengths=number, **window)
     assert np.isnan(found[0]).all()
     np.testing.assert_allclose(found[1:], expected[1:], atol=2e-6)
 
 
 @needs_cudnn
-def test_how_cudnn_takes_them():
+def test_rewrites_that_cudnn_uses_for_pages():
     def forward(t: int, page: int = 16, **options: Any) -> Any:
         arrays = {
             "key_pages": jax.ShapeDtypeStruct((40, page, K, 64), jnp.bfloat16),
@@ -88,8 +88,8 @@ def test_how_cudnn_takes_them():
 
 
 @needs_cudnn
-def test_a_cache_that_is_no_pages_is_not_copied():
-    """One custom call that is given the arrays as they are."""
+def test_cache_in_arrays_is_not_copied():
+    """One custom call receives the arrays unchanged."""
     shapes = ((B, 1, N, 64), (B, 512, K, 64), (B, 512, K, 64))
     given = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
 
@@ -106,7 +106,7 @@ def test_a_cache_that_is_no_pages_is_not_copied():
     assert "packed_rows_q = 0" in line and "window_right = -1" in line
 
 
-def some_that_apply(rewrite: Any, most: int) -> list[Case]:
+def sample_of_cases(rewrite: Any, limit: int) -> list[Case]:
     def applies(case: Case) -> bool:
         if case.transform in ("vmap", "scan") or case.s > 1024 or case.score_shift:
             return False
@@ -118,7 +118,7 @@ def some_that_apply(rewrite: Any, most: int) -> list[Case]:
         return rewrite.applied(spec_of(options, operands)) is not None
 
     cases = [case for case in CACHE if applies(case)]
-    return cases[:: -(-len(cases) // most)]
+    return cases[:: -(-len(cases) // limit)]
 
 
 @pytest.mark.parametrize(
@@ -126,15 +126,15 @@ def some_that_apply(rewrite: Any, most: int) -> list[Case]:
     [QUERIES_AS_HEADS, NEAR_KEYS, WHOLE_PAGES, SMALLER_PAGES, PAGES_GATHERED],
     ids=lambda x: x.name,
 )
-def test_rewrites_change_nothing(rewrite):
-    """By XLA, and few queries by what stands for cuDNN's kernel, which reads no padding.
+def test_rewrites_leave_results_unchanged(rewrite):
+    """By XLA, and for few queries also by NumPy as cuDNN's kernel, which reads no padding.
 
-    Of the cases that a rewrite is for every so many, from the first to the last of the table. Each
-    has shapes of its own, for which all is compiled anew.
+    A sample of the cases to which a rewrite applies, spread over the table: every case has other
+    shapes, for which everything is compiled again.
     """
     found = 0
-    for number, case in enumerate(some_that_apply(rewrite, 10)):
-        is_heads_first = number % 3 == 1 and case.page.bit_count() < 2  # others are not cut
+    for number, case in enumerate(sample_of_cases(rewrite, 10)):
+        is_heads_first = number % 3 == 1 and case.page.bit_count() < 2  # other pages are not cut
         case = replace(
             case,
             heads_first="kv" if is_heads_first else "",
@@ -144,7 +144,7 @@ def test_rewrites_change_nothing(rewrite):
         if rewrite is QUERIES_AS_HEADS and case.h == 64 and case.n == 8:
             computes.append(kernel)
         for compute in computes:
-            results = rewritten_alone(rewrite, case, compute)
+            results = rewrite_results(rewrite, case, compute)
             if results is None:
                 continue
             found += 1
@@ -156,7 +156,7 @@ def test_rewrites_change_nothing(rewrite):
     assert found >= 6
 
 
-def test_what_two_sets_of_keys_make_together():
+def test_merging_two_sets_of_keys_gives_the_whole_result():
     key, value, *_ = cache()
     query, halves = queries(B, 4), (slice(0, 17), slice(17, 40))
     parts = [dot_product_attention(query, key[:, x], value[:, x], return_lse=True) for x in halves]
@@ -165,8 +165,8 @@ def test_what_two_sets_of_keys_make_together():
         lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
         merged(*parts[0], *parts[1]), expected,
     )  # fmt: skip
-    nothing = jnp.full_like(parts[0][0], jnp.nan), jnp.full_like(parts[0][1], -jnp.inf)
-    for pair in ((*parts[0], *nothing), (*nothing, *parts[0])):
+    without_keys = jnp.full_like(parts[0][0], jnp.nan), jnp.full_like(parts[0][1], -jnp.inf)
+    for pair in ((*parts[0], *without_keys), (*without_keys, *parts[0])):
         np.testing.assert_allclose(merged(*pair)[0], parts[0][0], atol=1e-6)
-    out, lse = merged(*nothing, *nothing)
+    out, lse = merged(*without_keys, *without_keys)
     assert (out == 0).all() and (lse == -np.inf).all()

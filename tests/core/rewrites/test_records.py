@@ -1,4 +1,4 @@
-"""Rewrites as records: which calls they are asked about, what they add, and in which order."""
+"""Rewrites as records: the calls they are tried on, the operands they add, and their order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES, Rewrite, preferred
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
 from attn_dispatch.core.rewrites.catalogue import FOR_DECODING
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
 from attn_dispatch.core.rewrites.mask_as_lengths import MASK_MOD_AS_LENGTHS
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
 from attn_dispatch.inspection import spec_of
@@ -22,7 +22,7 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import CASES
 from attn_dispatch_tools.verify.each_rewrite import calls_of
 
-EVERY: tuple[Rewrite, ...] = (*REWRITES, *FOR_DECODING, *ONE_BY_ONE)
+ALL_REWRITES: tuple[Rewrite, ...] = (*REWRITES, *FOR_DECODING, *ONE_BY_ONE)
 TRAINING = Case("training", is_causal=True)
 
 
@@ -31,13 +31,13 @@ def names_of(spec: AttentionSpec) -> set[str]:
 
 
 def some_calls() -> Iterator[AttentionSpec]:
-    """Every other named case is of the same options in another size."""
+    """Calls of every seventh named case; the others have the same options in other sizes."""
     for case in CASES[::7]:
         if case.transform != "eager":
             yield from calls_of(case)
 
 
-def asked_about(spec: AttentionSpec, *, skips: bool) -> tuple[Rewrite, ...]:
+def tried_on(spec: AttentionSpec, *, skips: bool) -> tuple[Rewrite, ...]:
     return preferred(
         spec.options.operands,
         is_backward=spec.is_backward,
@@ -46,55 +46,55 @@ def asked_about(spec: AttentionSpec, *, skips: bool) -> tuple[Rewrite, ...]:
     )
 
 
-def test_a_rewrite_cannot_be_changed():
+def test_rewrites_are_immutable():
     with pytest.raises(FrozenInstanceError):
         SINKS_AFTERWARDS.name = "another"  # type: ignore[misc]
 
 
-def test_names_are_unique():
+def test_rewrite_names_are_unique():
     names = [x.name for x in (*REWRITES, *ONE_BY_ONE)]
     assert len(set(names)) == len(names)
 
 
-def test_inner_calls_have_no_operands_but_those_that_are_added():
+def test_inner_calls_add_only_the_declared_operands():
     applied = set()
     for spec in some_calls():
-        for rewrite in EVERY:
+        for rewrite in ALL_REWRITES:
             if (inner := rewrite.applied(spec)) is not None:
                 applied.add(rewrite.name)
                 assert names_of(inner) <= names_of(spec) | set(rewrite.adds), rewrite.name
     assert len(applied) > 20
 
 
-def test_rewrites_for_decoding_are_asked_of_calls_on_a_cache_alone():
+def test_decoding_rewrites_are_tried_only_on_calls_with_a_cache():
     for rewrite in FOR_DECODING:
         assert rewrite.asked_of.direction == "forward"
         assert set(rewrite.asked_of.operands) <= {"page_table", "key_value_seq_lengths"}
     for spec in calls_of(TRAINING):
         for skips in (False, True):
-            asked = asked_about(spec, skips=skips)
-            assert not set(asked) & set(FOR_DECODING)
+            tried = tried_on(spec, skips=skips)
+            assert not set(tried) & set(FOR_DECODING)
 
 
-def test_a_rewrite_is_asked_of_what_an_earlier_one_adds():
-    """Lengths come of a mask_mod, and pages of a cache that is an array."""
+def test_rewrite_is_tried_if_an_earlier_one_adds_its_operand():
+    """Lengths can come from a mask_mod, and pages from a cache in arrays."""
     x = jax.ShapeDtypeStruct((2, 4, 8, 64), jnp.bfloat16)
     lengths = jnp.ones(2, jnp.int32)
 
-    def asked(**options: Any) -> tuple[Rewrite, ...]:
+    def tried(**options: Any) -> tuple[Rewrite, ...]:
         spec = spec_of(query=x, key=x, value=x, **options)
-        return asked_about(spec, skips=True)
+        return tried_on(spec, skips=True)
 
-    with_mask = asked(mask_mod=lambda b, n, t, s, a: s < a[b], mask_mod_args=(lengths,))
+    with_mask = tried(mask_mod=lambda b, n, t, s, a: s < a[b], mask_mod_args=(lengths,))
     assert {MASK_MOD_AS_LENGTHS, QUERIES_AS_HEADS} <= set(with_mask)
-    on_a_cache = asked(
+    on_a_cache = tried(
         key_value_seq_lengths=lengths, is_causal=True, causal_alignment="bottom_right"
     )
     assert HEADS_AS_QUERIES in on_a_cache and MASK_MOD_AS_LENGTHS not in on_a_cache
-    assert asked() == ()
+    assert tried() == ()
 
 
-def test_arrays_over_pairs_are_made_up_to_the_limit(monkeypatch: pytest.MonkeyPatch):
+def test_arrays_over_pairs_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch):
     found = [
         (rewrite, spec, rewrite.pairs(spec)[0])
         for spec in some_calls()

@@ -1,7 +1,7 @@
-"""Every rewrite computed, with NumPy in the kernel's place: results and gradients are those of the
-call that was rewritten.
+"""Every rewrite, with NumPy as the kernel, gives the original call's results and gradients.
 
-It refuses what cuDNN's rules refuse, and more where `without` says so; its arithmetic is float64.
+The kernel refuses what cuDNN's rules refuse and the features named in `without`; it computes in
+float64.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from attn_dispatch.core.rewrites import (
     value_columns,
     wide_heads,
 )
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.dropout_keys import CALL_FOR_EACH_KEY
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
 from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch.core.rewrites.rewrite import Calls
@@ -43,15 +43,15 @@ from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.invalid_values import without_nan_lse
-from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
+from attn_dispatch.semantics.wider_arrays import pad_last
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
-from tests.support.in_place_of_kernels import by_xla, kernel, rules, specs_of
+from tests.support.kernel_stand_ins import by_xla, kernel, rules, specs_of
 from tests.support.small_cases import SMALL
 
 Arrays = dict[str, Any]
@@ -85,7 +85,7 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = ""
 
 
 def computed(chain: Chain, operands: Operands) -> tuple:
-    # NumPy wants numbers in lax.map as well.
+    # NumPy needs concrete values inside lax.map, too.
     with jax.disable_jit(CALL_FOR_EACH_KEY.name in chain.names):
         given = to_jax(operands)
         first = chain.steps[0][1] if chain.steps else chain.spec
@@ -95,20 +95,20 @@ def computed(chain: Chain, operands: Operands) -> tuple:
 
 
 def rewrites_of(case: Case, without: tuple[str, ...] = ()) -> set[str]:
-    """The names of the rewrites by which the case runs."""
+    """The names of the rewrites that the case needs to run."""
     chains = [chain_of(x, without) for x in specs_of(case, needs_keep=case.dropout > 0)]
     return {name for chain in chains if not chain.reasons for name in chain.names}
 
 
-def test_rewrites_that_undo_each_other_end():
-    """Value as wide as key is too wide, and what is not too wide is narrower than key."""
+def test_rewrites_that_undo_each_other_do_not_loop():
+    """Value as wide as key is refused, and so is narrower value: each rewrite undoes the other."""
     (spec,) = specs_of(Case("undone", h=256, v=200, inference=True), needs_keep=False)
     chain = chain_of(spec, ("narrow values", "beyond 128"))
     assert chain.reasons and len(chain.names) == len(chain.steps) == 2
 
 
-def test_wider_heads_draw_their_mask_in_both_directions():
-    """Or in none: the forward call decides, and the backward call follows."""
+def test_both_directions_under_dropout_widen_their_heads_or_neither():
+    """The forward call decides, and the backward call follows."""
     forward, backward = specs_of(Case("wider", dropout=0.5, **_WIDE), needs_keep=False)
 
     def refuses(refused: AttentionSpec) -> Chain:
@@ -123,7 +123,7 @@ def test_wider_heads_draw_their_mask_in_both_directions():
 
 
 def judge(case: Case, without: tuple[str, ...] = ()) -> None:
-    """Compares what runs of both directions with the reference."""
+    """Compare the directions that run with the reference."""
     operands, drops = case.operands(), case.dropout > 0
     forward, *backward = specs_of(case, needs_keep=drops)
     chain = chain_of(forward, without, case.rewrite)
@@ -145,7 +145,7 @@ def judge(case: Case, without: tuple[str, ...] = ()) -> None:
 
 
 NAMED = (
-    Case("row_bias_dead", bias=(1, 4, 10, 1), infinite_bias=True, sinks=2, lse_grad=True),
+    Case("row_bias_without_keys", bias=(1, 4, 10, 1), infinite_bias=True, sinks=2, lse_grad=True),
     Case("row_bias_wrong", bias=(1, 1, 10, 1), infinite_bias=True, q_lengths=(-2, 9)),
     Case(
         "row_bias_wrong_sinks", bias=(2, 1, 10, 1), infinite_bias=True, kv_lengths=(15, 3), sinks=1
@@ -194,11 +194,11 @@ NAMED = (
     ),
     Case("value_128", v=128, lse_grad=True, alibi=1, **_WIDE),
 )
-TAKEN_FIRST = (
+APPLIED_FIRST = (
     Case("sinks_then_slopes", alibi=1, sinks=1, wanted=("query", "alibi_slopes")),
     Case("sinks_then_bias", bias=(1, 4, 10, 1), sinks=1, lse_grad=True),
 )
-"""What goes by an lse with sinks must not come after they are left out."""
+"""A rewrite that uses an lse with sinks must not come after the one that removes sinks."""
 
 _ENOUGH = 4
 _WITHOUT = (
@@ -211,8 +211,8 @@ _WITHOUT = (
 Refused = tuple[Case, tuple[str, ...]]
 
 
-def some_of_each() -> dict[str, list[Refused]]:
-    """By the name of each rewrite some calls that run by it, and what is refused beside."""
+def cases_by_rewrite() -> dict[str, list[Refused]]:
+    """For each rewrite, by name, some cases that need it, with the features that are refused."""
     drawn = [
         replace(case, dtype="float32", bias_dtype="float32", score_shift=0.0, magnitude=1.0)
         for case in draws.examples(200, 7, draws.SMALL)
@@ -228,7 +228,7 @@ def some_of_each() -> dict[str, list[Refused]]:
     return found
 
 
-CASES = some_of_each()
+CASES = cases_by_rewrite()
 
 
 @pytest.mark.parametrize(
@@ -236,43 +236,43 @@ CASES = some_of_each()
     list(dict.fromkeys(x for found in CASES.values() for x in found)),
     ids=lambda refused: f"{refused[0]}, without {', '.join(refused[1]) or 'nothing'}",
 )
-def test_results_and_gradients(refused: Refused):
+def test_rewritten_results_and_gradients_agree_with_the_reference(refused: Refused):
     judge(*refused)
 
 
-@pytest.mark.parametrize("case", TAKEN_FIRST, ids=str)
-def test_a_rewrite_that_is_taken_first(case: Case):
+@pytest.mark.parametrize("case", APPLIED_FIRST, ids=str)
+def test_sinks_rewrite_applied_first_agrees_with_the_reference(case: Case):
     judge(replace(case, rewrite=sinks.SINKS_AFTERWARDS.name))
 
 
 def test_every_rewrite_has_cases():
     without_cases = {name for name, found in CASES.items() if len(found) < 3}
     assert NARROW_BIAS.name in without_cases  # these are float32: tests/aiter/test_public.py
-    of_serving = (
+    serving_rewrites = (
         NEAR_KEYS, QUERIES_AS_HEADS, HEADS_AS_QUERIES, WHOLE_PAGES, SMALLER_PAGES,
         PAGES_GATHERED,
     )  # fmt: skip
-    serving = {x.name for x in of_serving}  # test_paged.py, test_whole_pages.py
-    of_windows = ONE_DIAGONAL.name  # test_one_diagonal.py
-    assert without_cases - {NARROW_BIAS.name, of_windows} <= serving
+    serving = {x.name for x in serving_rewrites}  # test_paged.py, test_whole_pages.py
+    windows = ONE_DIAGONAL.name  # test_one_diagonal.py
+    assert without_cases - {NARROW_BIAS.name, windows} <= serving
 
 
 def _no_positions(spec: AttentionSpec, operands: Arrays, positions: Any) -> Any:
     return operands.get("mask", jnp.ones((1, 1, 1, 1), bool))
 
 
-def _nan_left(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]:
+def _nan_kept(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]:
     batch = spec.batch
-    nothing = {"query": spec.seq_len_q, "key": spec.seq_len_kv}
-    return {}, {name: jnp.zeros((batch, length), bool) for name, length in nothing.items()}
+    none_invalid = {"query": spec.seq_len_q, "key": spec.seq_len_kv}
+    return {}, {name: jnp.zeros((batch, length), bool) for name, length in none_invalid.items()}
 
 
 def _doubled(x: Any, size: int) -> Any:
     return 2 * pad_last(x, size)
 
 
-_RIGHT = CALL_FOR_EACH_KEY.compute
-_OUTSIDE, _DIAGONALS = mods.xla_array, mods._along_diagonals
+_COMPUTE = CALL_FOR_EACH_KEY.compute
+_XLA_ARRAY, _ALONG_DIAGONALS = mods.xla_array, mods._along_diagonals
 
 
 def _keys_reversed(
@@ -280,24 +280,24 @@ def _keys_reversed(
 ) -> Arrays:
     if spec.is_backward:
         operands = operands | {"dropout_key": operands["dropout_key"][::-1]}
-    return _RIGHT(spec, inner, operands, calls)
+    return _COMPUTE(spec, inner, operands, calls)
 
 
 BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     "no sink": ("sinks", sinks, "with_sinks", lambda results, _: results),
     "a sink's gradient": ("sinks", sinks, "sinks_grad", lambda spec, x: -sinks_grad(spec, x)),
-    "rows that attend nothing": ("a bias that is", row_bias, "_zero_in", lambda is_dead, x: x),
+    "rows without keys": ("a bias that is", row_bias, "_zero_in", lambda is_padding, x: x),
     "a row's gradient": (
         "a bias that is", row_bias, "_row_grad", lambda spec, x: jnp.zeros_like(x["lse"]) + 1
     ),
     "keys in another order": ("dropout keys", CALL_FOR_EACH_KEY, "compute", _keys_reversed),
     "columns twice": ("value: a call for at most 128", value_columns, "pad_last", _doubled),
     "no positions": ("causality and window", dense, "allowed", _no_positions),
-    "no documents": ("sequences", dense, "allowed", _no_positions),
-    "NaN left": ("sequences", dense, "_without_nan", _nan_left),
+    "no segments": ("sequences", dense, "allowed", _no_positions),
+    "NaN kept": ("sequences", dense, "_without_nan", _nan_kept),
     "a sum": ("ALiBi", dense, "sum_like", lambda x, shape: 2 * sum_like(x, shape)),
     "the mask's gradient": ("the mask", dense, "sum_like", lambda x, shape: 2 * sum_like(x, shape)),
-    "places": (
+    "positions": (
         "packed sequences: as", padded._Places, "_within", lambda self: 0 * self.sequence
     ),
     "constants": (
@@ -305,10 +305,10 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
         lambda spec, inner, x, calls: {name: 1 + y for name, y in calls.xla(spec, x).items()},
     ),
     "one key more": (
-        "mask_mod: as lengths", mods, "xla_array", lambda *given: 1 + _OUTSIDE(*given)
+        "mask_mod: as lengths", mods, "xla_array", lambda *given: 1 + _XLA_ARRAY(*given)
     ),
     "other slopes": (
-        "score_mod: as alibi", mods, "xla_array", lambda *given: 2 * _OUTSIDE(*given)
+        "score_mod: as alibi", mods, "xla_array", lambda *given: 2 * _XLA_ARRAY(*given)
     ),
     "another cap": (
         "score_mod: as logits", mods_as_arguments, "parts_of",
@@ -317,30 +317,30 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     ),
     "another diagonal": (
         "score_mod: what it adds", mods, "_along_diagonals",
-        lambda x, queries, keys: jnp.roll(_DIAGONALS(x, queries, keys), 1, axis=3),
+        lambda x, queries, keys: jnp.roll(_ALONG_DIAGONALS(x, queries, keys), 1, axis=3),
     ),
     "columns": (
         "head dim", wide_heads, "pad_last",
         lambda x, size: jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[3])], constant_values=1),
     ),
 }  # fmt: skip
-"""How a rewrite's name begins, and something of it made wrong."""
+"""By fault: the start of a rewrite's name, and a replacement that breaks the rewrite."""
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_rewrite_is_noticed(what: str, monkeypatch):
-    part, module, name, wrong = BROKEN[what]
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_rewrite_changes_results(fault: str, monkeypatch):
+    part, module, name, wrong = BROKEN[fault]
     (rewrite,) = (x.name for x in REWRITES if x.name.startswith(part))
     if isinstance(module, Rewrite):
         monkeypatch.setitem(vars(module), name, wrong)  # it is frozen
     else:
         monkeypatch.setattr(module, name, wrong)
 
-    def is_noticed(refused: Refused) -> bool:
+    def differs(refused: Refused) -> bool:
         try:
             judge(*refused)
         except Exception:
             return True
         return False
 
-    assert any(is_noticed(refused) for refused in CASES[rewrite])
+    assert any(differs(refused) for refused in CASES[rewrite])

@@ -1,6 +1,6 @@
-"""Drawn calls of serving by the rewrites that cuDNN's rules ask for, NumPy in the kernels' place.
+"""Drawn serving calls with the rewrites that cuDNN needs, computed by NumPy as the kernel.
 
-What stands for cuDNN multiplies by all that is in a page, NaN past a length among it, as it does.
+Like cuDNN, the stand-in multiplies by everything in a page, including NaN past a length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
 from attn_dispatch_tools.verify.serving_draws import serving_examples
-from tests.support.in_place_of_kernels import by_xla, kernel
+from tests.support.kernel_stand_ins import by_xla, kernel
 
 SIZES = draws.Sizes(
     lengths=(1, 300), head_dims=(16,), value_dims=(8,), heads=((4, 2),), dtypes=("float16",)
@@ -33,16 +33,16 @@ SIZES = draws.Sizes(
 def reasons_against(spec: AttentionSpec) -> tuple[Reason, ...]:
     if found := rules.not_supported_reasons(spec):
         return found
-    of_calls = [
+    variant_reasons = [
         rules.variant_reason(call, "sm90", whole_pages=spec.promises.whole_pages)
         for call in variants_of(spec)
     ]
-    first = of_calls[0]
-    return () if first is None or None in of_calls else (first,)
+    first = variant_reasons[0]
+    return () if first is None or None in variant_reasons else (first,)
 
 
 def chain_and_operands(case: Case) -> tuple[Chain, Any, Any]:
-    """How cuDNN would run it, its operands, and XLA's results of the call on arrays."""
+    """The chain by which cuDNN runs the case, its operands, and XLA's results with arrays."""
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -51,13 +51,13 @@ def chain_and_operands(case: Case) -> tuple[Chain, Any, Any]:
         options = paged_options(case, options)
         operands = jax.jit(partial(in_pages, case))(operands)
     spec = spec_of(options, operands)
-    liked = preferred(
+    preferred_rewrites = preferred(
         spec.options.operands,
         is_backward=spec.is_backward,
         has_decoding_kernel=True,
         skips_from_bottom_right=True,
     )
-    return rewritten(spec, reasons_against, preferred=liked), operands, expected
+    return rewritten(spec, reasons_against, preferred=preferred_rewrites), operands, expected
 
 
 def failure(case: Case) -> str:
@@ -68,8 +68,8 @@ def failure(case: Case) -> str:
     results = chain.compute(operands, kernel, by_xla)
     for name, x in zip(first.result_names, results, strict=True):
         x, y = (np.asarray(z, np.float64) for z in (x, expected[name]))
-        for is_odd in (np.isnan, np.isneginf, np.isposinf):
-            if (is_odd(x) != is_odd(y)).any():
+        for is_special in (np.isnan, np.isneginf, np.isposinf):
+            if (is_special(x) != is_special(y)).any():
                 return f"{name}: other NaN or infinities, by {chain.names}"
         atol = 0.03 * max(1, np.abs(y[np.isfinite(y)]).max(initial=0))
         if not np.allclose(x, y, atol=atol, rtol=0.01, equal_nan=True):
@@ -82,5 +82,5 @@ _DRAWN = [x for x in serving_examples(12, 20261124, SIZES) if not x.ragged]
 
 
 @pytest.mark.parametrize("case", _DRAWN, ids=str)
-def test_drawn_calls(case):
+def test_drawn_serving_calls_agree_with_xla(case):
     assert not failure(case)

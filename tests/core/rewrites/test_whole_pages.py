@@ -1,4 +1,4 @@
-"""Whole pages for the kernel and their ends apart: nothing changes, and no kernel sees padding."""
+"""WHOLE_PAGES: the kernel gets only full pages, the ends run separately; results are unchanged."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 
 from attn_dispatch import explain, inspection
-from attn_dispatch.core.rewrites.cache import whole_pages
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.kv_cache import whole_pages
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
 from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case
 from tests.support.backend import needs_cudnn
-from tests.support.in_place_of_kernels import by_xla, kernel
-from tests.support.rewritten_calls import rewritten_alone
+from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.rewritten_calls import rewrite_results
 
 NAMED = {case.name: case for case in CACHE}
 
@@ -41,12 +41,12 @@ CHOSEN = [
     for k, page in enumerate((0, 24, 64))
     if (i + j + k) % 3 == 0
 ] + [x for x in NAMED if x.startswith(("cache/whole_d", "cache/chunk_t9"))]
-"""Any two of options, queries and pages meet; all three in a third of the ways."""
+"""Every pair of options, queries and page sizes occurs; a third of all triples."""
 
 
 def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
-    """Whether the rewrite gives other results than the call; None where it does not apply."""
-    results = rewritten_alone(rewrite or WHOLE_PAGES, case, compute)
+    """True if the rewrite changes the call's results; None if it does not apply."""
+    results = rewrite_results(rewrite or WHOLE_PAGES, case, compute)
     if results is None:
         return None
     found, expected = results
@@ -59,8 +59,8 @@ def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
 
 
 @pytest.mark.parametrize("compute", [by_xla, kernel], ids=["xla", "cudnn"])
-def test_it_changes_nothing(compute):
-    """By XLA, and by what stands for cuDNN's kernels, which multiply by all that is in a page."""
+def test_whole_pages_leave_results_unchanged(compute):
+    """By XLA, and by NumPy as cuDNN's kernels, which multiply by everything in a page."""
     found = 0
     for name in CHOSEN:
         case = NAMED[name]
@@ -71,17 +71,17 @@ def test_it_changes_nothing(compute):
     assert found >= 12
 
 
-def test_pages_of_no_power_of_two_are_cut():
+def test_pages_whose_size_is_no_power_of_two_are_cut():
     for name in ("cache/whole_plain_t1_page24", "cache/whole_cap_t33_page24"):
         assert differs(NAMED[name], by_xla, SMALLER_PAGES) is False
 
 
-_OF_ENDS = whole_pages._Ends.of
+_ENDS_OF = whole_pages._Ends.of
 
 
 def _broken(**changes: Any) -> Any:
     def of(*args: Any) -> Any:
-        ends = _OF_ENDS(*args)
+        ends = _ENDS_OF(*args)
         fields = {name: change(getattr(ends, name)) for name, change in changes.items()}
         return replace(ends, **fields)
 
@@ -89,7 +89,7 @@ def _broken(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "changes",
     [
         {"count": lambda x: x + 1},
         {"count": lambda x: jnp.maximum(x - 1, 0)},
@@ -99,19 +99,19 @@ def _broken(**changes: Any) -> Any:
         {"keys": lambda x: jnp.maximum(x - 1, 0)},
         {"queries": lambda x: jnp.maximum(x - 1, 0)},
     ],
-    ids=["a page more", "a page less", "a page late", "a page early", "table not rotated",
+    ids=["a page more", "a page less", "a page late", "a page early", "a table not rotated",
          "a key less", "a query less"],
 )  # fmt: skip
-def test_what_is_wrong_is_noticed(wrong, monkeypatch):
-    monkeypatch.setattr(whole_pages._Ends, "of", staticmethod(_broken(**wrong)))
+def test_wrong_ends_change_results(changes, monkeypatch):
+    monkeypatch.setattr(whole_pages._Ends, "of", staticmethod(_broken(**changes)))
     names = ("cap_t1_page64", "cap_and_window_t3_page64", "plain_t33_page64")
     assert any(differs(NAMED[f"cache/whole_{x}"], kernel) for x in names)
 
 
-@pytest.mark.parametrize("what", ["tile", "own"])
-def test_a_table_that_lets_the_kernel_read_other_pages_is_noticed(what, monkeypatch):
-    """One that ends inside of a tile, and one that names another row's page past the length."""
-    if what == "tile":
+@pytest.mark.parametrize("fault", ["tile", "other row"])
+def test_table_that_exposes_other_pages_changes_results(fault, monkeypatch):
+    """A table that ends inside a tile, and one that has another row's page past the length."""
+    if fault == "tile":
         monkeypatch.setattr(whole_pages, "_TILE", 1)
         case = NAMED["cache/whole_plain_t33_page64"]
     else:
@@ -159,13 +159,13 @@ def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
     ],
     ids=str,
 )
-def test_how_cudnn_takes_them(target, t, page, options, expected):
+def test_rewrites_that_cudnn_uses_for_a_cache(target, t, page, options, expected):
     struct, b, n, k, s = jax.ShapeDtypeStruct, 4, 32, 8, 6144
     given: dict[str, Any] = {"key_value_seq_lengths": struct((b,), jnp.int32)} | options
     for name in given.keys() & {"sinks", "alibi_slopes"}:
         given[name] = struct((n,), jnp.float32)
     if "score_mod" in given:
-        given["score_mod"] = capped  # by name above: ids must be the same in every process
+        given["score_mod"] = capped  # a name above, so that ids are the same in every process
     if "query_seq_lengths" in given:
         given["query_seq_lengths"] = struct((b,), jnp.int32)
     if page:
@@ -182,8 +182,8 @@ def test_how_cudnn_takes_them(target, t, page, options, expected):
 
 @pytest.mark.parametrize("compute", [by_xla, kernel], ids=["xla", "cudnn"])
 @pytest.mark.parametrize("t", [1, 3])
-def test_pages_behind_a_window_need_not_be_there(compute, t):
-    """Page 0 is NaN, and stands for those that were given back; row 3 lacks one that it needs."""
+def test_pages_behind_a_window_may_be_missing(compute, t):
+    """Pages behind the window are missing; row 3 also lacks one that it needs. Page 0 is NaN."""
     b, page, columns, window = 4, 8, 48, 100
     rng = np.random.default_rng(5)
     pools = [rng.standard_normal((b * columns + 1, page, 2, 16)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""ALiBi and what a score_mod adds, as a bias of whole pages: nothing changes."""
+"""ALiBi and a score_mod's sum as a bias on whole pages leave results unchanged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch.core.rewrites import Chain
-from attn_dispatch.core.rewrites.cache import whole_pages
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.kv_cache import whole_pages
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.mods_as_arrays import SUM_AS_BIAS
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
-from tests.support.in_place_of_kernels import by_xla, kernel
-from tests.support.rewritten_calls import are_apart
+from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.rewritten_calls import differ
 
 _SUM = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "n"),)
 _CASES: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ _CASES: dict[str, dict[str, Any]] = {
 
 
 def computed(case: Case) -> tuple[Any, Any]:
-    """The results by the rewrites, with NumPy for the kernel, and XLA's of the call as arrays."""
+    """Results by the rewrites (NumPy as the kernel), and XLA's results with arrays."""
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -58,30 +58,30 @@ def computed(case: Case) -> tuple[Any, Any]:
 
 def differs(case: Case) -> bool:
     found, expected = computed(case)
-    return are_apart(found, expected)
+    return differ(found, expected)
 
 
 def case_of(name: str, t: int, page: int, **changes: Any) -> Case:
     facts: dict[str, Any] = {"b": 5, "n": 4, "k": 2, "h": 32, "v": 32, "t": t, "s": 576}
     facts |= {"dtype": "float16", "is_causal": True, "alignment": "bottom_right", "scale": 0.15}
     facts |= {"kv_lengths": (576, 63, 64, 0, 449), "inference": True, "page": page}
-    if t == 1 and "q_lengths" in (of_name := dict(_CASES[name])):
-        of_name["q_lengths"] = (1, 1, 0, 1, 1)
-        return Case(f"bias/{name}, {t}, {page}", **facts | of_name | changes)
+    if t == 1 and "q_lengths" in (changed := dict(_CASES[name])):
+        changed["q_lengths"] = (1, 1, 0, 1, 1)
+        return Case(f"bias/{name}, {t}, {page}", **facts | changed | changes)
     return Case(f"bias/{name}, {t}, {page}", **facts | _CASES[name] | changes)
 
 
 @pytest.mark.parametrize("t", [1, 3])
 @pytest.mark.parametrize("name", _CASES)
-def test_it_changes_nothing(name, t):
+def test_bias_on_whole_pages_leaves_results_unchanged(name, t):
     for page in (1, 16, 24, 64):
         assert not differs(case_of(name, t, page)), page
 
 
-@pytest.mark.parametrize("what", ["a key on", "not moved with the window"])
-def test_a_bias_of_other_keys_is_noticed(what, monkeypatch):
-    right = whole_pages._bias_at
-    moved = {"a key on": lambda b, x: right(b, x + 1),
-             "not moved with the window": lambda b, x: right(b, x - x[:, :1])}  # fmt: skip
-    monkeypatch.setattr(whole_pages, "_bias_at", moved[what])
+@pytest.mark.parametrize("fault", ["one key later", "not moved with the window"])
+def test_bias_of_other_keys_changes_results(fault, monkeypatch):
+    bias_at = whole_pages._bias_at
+    moved = {"one key later": lambda b, x: bias_at(b, x + 1),
+             "not moved with the window": lambda b, x: bias_at(b, x - x[:, :1])}  # fmt: skip
+    monkeypatch.setattr(whole_pages, "_bias_at", moved[fault])
     assert differs(case_of("ALiBi and a window", 1, 64))

@@ -1,4 +1,4 @@
-"""The file of winners where others have a hand in it: locks, links, pipes, sizes, contents."""
+"""The file of winners under interference: locks, links, pipes, sizes and foreign contents."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def in_file(file: Path) -> list[str]:
     return sorted(x["device"] for x in json.loads(file.read_text())["winners"])
 
 
-def test_a_lock_that_is_not_given_back_loses_nothing(file):
-    """Neither the file's winners nor this process's own, which are written with the next one."""
+def test_lock_held_by_another_process_loses_no_winners(file):
+    """The file keeps its winners, and this process adds its unwritten ones with the next one."""
     winners.keep(WINNER)
     process = holder(file.with_name(".winners.json.lock"))
     other = replace(WINNER, implementation="cudnn")
@@ -67,19 +67,19 @@ def test_a_lock_that_is_not_given_back_loses_nothing(file):
     assert winners.find(SPEC, CPU, select.versions) == other
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_the_lock_empties_no_file_through_a_link(file, tmp_path, is_there):
-    precious = tmp_path / "precious"
-    if is_there:
-        precious.write_text("precious")
-    file.with_name(".winners.json.lock").symlink_to(precious)
+@pytest.mark.parametrize("exists", [True, False])
+def test_lock_does_not_write_through_a_link(file, tmp_path, exists):
+    target = tmp_path / "target"
+    if exists:
+        target.write_text("precious")
+    file.with_name(".winners.json.lock").symlink_to(target)
     with pytest.raises(OSError, match="expected a file to lock, got a link"):
         winners.keep(WINNER)
     assert not file.exists() and winners.not_kept(file) == 1
-    assert precious.read_text() == "precious" if is_there else not precious.exists()
+    assert target.read_text() == "precious" if exists else not target.exists()
 
 
-def test_the_umask_is_never_changed(file, monkeypatch):
+def test_keeping_a_winner_does_not_change_the_umask(file, monkeypatch):
     before = os.umask(0o027)
     try:
         with monkeypatch.context() as patched:
@@ -90,7 +90,7 @@ def test_the_umask_is_never_changed(file, monkeypatch):
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_full_disk(file):
+def test_full_disk_keeps_the_old_file(file):
     winners.keep(WINNER)
     content, before = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(content), before[1]))
@@ -104,7 +104,7 @@ def test_a_full_disk(file):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "nowhere"])
-def test_what_is_no_file(file, kind, caplog):
+def test_path_that_is_no_regular_file_is_not_read_or_written(file, kind, caplog):
     make = {
         "pipe": lambda: os.mkfifo(file),
         "device": lambda: file.symlink_to("/dev/zero"),
@@ -125,8 +125,8 @@ def test_what_is_no_file(file, kind, caplog):
     assert winners.find(SPEC, CPU, select.versions) == WINNER, "this process remembers it"
 
 
-def test_a_file_beyond_the_limit(file, monkeypatch, caplog):
-    """It is not read, not even in part, and not written."""
+def test_file_above_the_size_limit_is_not_read_or_written(file, monkeypatch, caplog):
+    """Not even a part of the file is read."""
     with open(file, "w") as opened:
         opened.truncate(2**40)
     assert winners.find(SPEC, CPU, select.versions) is None
@@ -157,7 +157,7 @@ def test_a_file_beyond_the_limit(file, monkeypatch, caplog):
         {"microseconds": {"\x1b": 1.0}},
     ],
 )
-def test_contents_that_nobody_here_would_write(file, field, caplog):
+def test_foreign_contents_are_reported_and_ignored(file, field, caplog):
     content = {"format": 1, "winners": [asdict(WINNER) | field]}
     file.write_text(json.dumps(content))
     assert winners.find(SPEC, CPU, select.versions) is None
@@ -171,7 +171,7 @@ def test_names_beyond_ascii_are_written_and_found(file):
     assert winners._kept(file) == {winner.key: winner}
 
 
-KEEPS_ON = """
+KEEPS_WINNERS = """
 import sys
 from dataclasses import replace
 from attn_dispatch.core.tuning import winners
@@ -183,10 +183,10 @@ for number in range(10**6):
 """
 
 
-def test_a_process_that_is_killed_while_it_keeps_winners(file):
-    """The next one gets the lock at once, and finds a whole file with all that was there before."""
-    command = [sys.executable, "-c", KEEPS_ON, str(ROOT)]
-    kept = 0
+def test_killed_process_leaves_a_whole_file_and_no_lock(file):
+    """The next process gets the lock at once and finds a whole file with all earlier winners."""
+    command = [sys.executable, "-c", KEEPS_WINNERS, str(ROOT)]
+    count = 0
     for number, pause in enumerate((0.1, 0.103, 0.107)):
         process = subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE)
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
@@ -196,13 +196,13 @@ def test_a_process_that_is_killed_while_it_keeps_winners(file):
         process.stdout.close()
         winners.keep(replace(WINNER, device=f"after {number}"))
         devices = in_file(file)
-        assert len(devices) > kept and f"after {number}" in devices
-        kept = len(devices)
-    assert kept > 3 and winners.not_kept(file) == 0
+        assert len(devices) > count and f"after {number}" in devices
+        count = len(devices)
+    assert count > 3 and winners.not_kept(file) == 0
 
 
-def test_a_command_says_that_winners_were_not_kept(file, monkeypatch, tmp_path, capsys):
-    """With a status that a script can see."""
+def test_command_fails_if_winners_were_not_kept(file, monkeypatch, tmp_path, capsys):
+    """The exit status shows it to a script."""
     from attn_dispatch_tools.cli import main
     from attn_dispatch_tools.commands import tune
 
@@ -224,8 +224,8 @@ def test_a_command_says_that_winners_were_not_kept(file, monkeypatch, tmp_path, 
         main(["tune", str(calls)])
 
 
-def test_reading_waits_for_nobody(file, monkeypatch):
-    """What another process holds locked is read all the same."""
+def test_reading_does_not_wait_for_a_lock(file, monkeypatch):
+    """A file that another process has locked is read at once."""
     winners.keep(WINNER)
     process = holder(file.with_name(".winners.json.lock"))
     monkeypatch.setattr(reading, "SECONDS", 0.0)
@@ -233,11 +233,11 @@ def test_reading_waits_for_nobody(file, monkeypatch):
     process.communicate(timeout=60)
 
 
-def test_a_process_in_a_folder_that_was_removed(tmp_path, monkeypatch):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+def test_removed_working_folder_raises_no_such_file(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
     monkeypatch.setenv(winners.FILE, "winners.json")
     assert winners.not_writable(Path("winners.json")).startswith("winners.json: no such file")
     with pytest.raises(OSError, match="no such file"):

@@ -1,4 +1,4 @@
-"""A library that exports aiter_api.h, and what the judge adds to it."""
+"""A library that exports aiter_api.h, with the functions that the judge adds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def split_kv_struct() -> Any:
 
 
 class Library:
-    """judge.so or capture.so, with the GPUs that a test sets."""
+    """A library, judge.so or capture.so, with the GPUs that a test sets."""
 
     def __init__(self, path: Path):
         self._library = ctypes.CDLL(str(path))
@@ -37,7 +37,7 @@ class Library:
         self._library.judge_set_gpu(arch.encode(), units)
 
     def set_gpu_of(self, device: int, arch: str) -> None:
-        """One of several: after `set_gpu`, which is for all."""
+        """Set the GPU of one device, after `set_gpu` has set all of them."""
         units = {"gfx942": 304, "gfx950": 256}[arch]
         self._library.judge_set_gpu_of(device, arch.encode(), units)
 
@@ -51,7 +51,7 @@ class Library:
         self._library.judge_set_launch_error(error)
 
     def fail_call(self, name: str, after: int) -> None:
-        """Let HIP's function of this name fail once, after so many calls of it that succeed."""
+        """Let HIP's function of this name fail once, after `after` calls that succeed."""
         self._library.judge_fail_call(name.encode(), after)
 
     def last_error(self) -> int:
@@ -69,7 +69,7 @@ class Library:
         return message.value.decode() if failed else arch.value.decode()
 
     def run(self, call: Any, stream: int | None = None) -> tuple[str, list[str]]:
-        """A sentence if it failed, and what was recorded."""
+        """Run a call. Returns the sentence of a failure, or "", and the record."""
         message = ctypes.create_string_buffer(_MESSAGE)
         run = self.table.backward if _is_backward(call) else self.table.forward
         if isinstance(call, SplitKv):

@@ -1,9 +1,9 @@
-"""Builds the judge: AITER's own host code out of its wheel, behind this project's adapter, for a
+"""Build of the judge: AITER's host code from its wheel, behind this project's adapter, for a
 machine without a GPU.
 
-Two libraries come out, both with the adapter's `attn_dispatch_aiter` in them. In `judge.so` AITER's
-dispatch answers, down to the ASM kernel or the CK instance that it would launch; in `capture.so`
-the arguments that AITER is called with are written down.
+The build makes two libraries with the adapter's `attn_dispatch_aiter`. `judge.so` contains AITER's
+dispatch and records the ASM kernel or CK instance that it would launch. `capture.so` records the
+arguments that AITER is called with.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ADAPTER = ROOT / "rocm_backend"
 BUILD = ROOT / "build" / "aiter_judge"
 COMMON = HERE / "common.h"
-"""What nearly all sources include. To read it once takes half of the time away."""
+"""Headers that nearly all sources include. Precompiling them halves the time of a build."""
 COMPILERS = ("clang++-22", "clang++-19", "clang++")
 HIP_HEADERS = Path("/usr/include/hip")
 ARCHS = ("gfx942", "gfx950")
@@ -60,7 +60,7 @@ class Tools:
 
 @lru_cache(maxsize=1)
 def tools() -> Tools | str:
-    """What the judge is built with, or a sentence that says what is missing."""
+    """The tools that build the judge, or a sentence about those that are missing."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     aiter_meta = _aiter_meta()
     missing = []
@@ -78,7 +78,7 @@ def tools() -> Tools | str:
 
 
 def build() -> tuple[Path, Path]:
-    """judge.so and capture.so. Only what has changed since the last time is built."""
+    """Build judge.so and capture.so where their sources have changed, and return both paths."""
     found = tools()
     if isinstance(found, str):
         raise RuntimeError(found)
@@ -109,7 +109,7 @@ def _build(found: Tools) -> tuple[Path, Path]:
 
 
 def asm_folder(arch: str) -> str:
-    """Where AITER's ASM kernels for this GPU are."""
+    """The folder of AITER's ASM kernels for a GPU."""
     found = tools()
     assert isinstance(found, Tools)
     return f"{found.aiter_meta / 'hsa' / arch}/"
@@ -128,7 +128,7 @@ def _aiter_meta() -> Path | None:
 
 
 def _generate(found: Tools) -> Path:
-    """AITER's generated sources, by its own generators."""
+    """Generate AITER's sources with its generators, and return their folder."""
     output = BUILD / "generated"
     scripts = [
         (HERE / "generate.py", str(found.fmha), str(output)),
@@ -150,9 +150,9 @@ def _generate(found: Tools) -> Path:
 
 
 def _hip_headers() -> Path:
-    """Debian's HIP 5.2.3 with its vector types made trivially copyable, as they are since ROCm 6.
+    """Copy Debian's HIP 5.2.3 headers and make the vector types trivially copyable.
 
-    CK relies on that.
+    CK relies on that. The types are so since ROCm 6.
     """
     output = BUILD / "hip_headers"
     types = "hip/amd_detail/amd_hip_vector_types.h"
@@ -189,8 +189,10 @@ def _flags(found: Tools, hip: Path) -> list[str]:
 def _compile(found: Tools, flags: Sequence[str], source: Path) -> Path:
     target = BUILD / "objects" / f"{source.name}.o"
     target.parent.mkdir(exist_ok=True)
-    own = ["-include", str(HERE / "instances_backward.h")] if "asm_fmha_bwd" in source.name else []
-    command = [found.compiler, *flags, *own, "-c", str(source), "-o", str(target)]
+    extra = (
+        ["-include", str(HERE / "instances_backward.h")] if "asm_fmha_bwd" in source.name else []
+    )
+    command = [found.compiler, *flags, *extra, "-c", str(source), "-o", str(target)]
     headers = sorted([*HERE.glob("*.h"), *ADAPTER.glob("aiter*.h")])
     stamp, wanted = target.with_suffix(".stamp"), _hash(*command, source, *headers)
     if not _is_fresh(stamp, wanted):

@@ -1,4 +1,4 @@
-"""`AiterCall`s as the structs of aiter_api.h, laid out as the handlers lay them out."""
+"""An `AiterCall` as a struct of aiter_api.h, with the array layouts of the handlers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attn_dispatch.aiter.call import AiterCall
 from tests.support.aiter_judge import api
 
 POINTER = 0x1000
-"""Somewhere; nothing here follows a pointer."""
+"""An arbitrary address, since nothing here follows a pointer."""
 
 _MASKS = {"none": 0, "top_left": 1, "bottom_right": 2}
 _BIASES = {"none": 0, "bias": 1, "alibi": 2}
@@ -25,7 +25,7 @@ def struct_of(
     accumulator: str = "split",
     num_splits: int = 1,
 ):
-    """AttnAiterForward, AttnAiterBackward or AttnAiterSplitKv."""
+    """The call as AttnAiterForward, AttnAiterBackward or AttnAiterSplitKv."""
     if call.is_split:
         return _split_kv_struct(call, num_splits)
     full = api.backward_struct() if call.backward else api.forward_struct()
@@ -125,13 +125,13 @@ def _fill_backward(full: Any, call: AiterCall, accumulator: str) -> None:
 
 
 def _set_strides(struct: Any, name: str, call: AiterCall, rows: int, heads: int, dim: int) -> None:
-    """[batch, rows, heads, dim], in group mode without the batch axis."""
+    """Set the strides of an array [batch, rows, heads, dim]; group mode has no batch axis."""
     batch = 0 if call.is_group else rows * heads * dim
     _set(struct, name, heads * dim, dim, batch)
 
 
 def _set(struct: Any, name: str, row: int, head: int, batch: int) -> None:
-    # What does not fit is only ever asked about, never run.
+    # A call whose stride does not fit is only checked for support, never run.
     setattr(struct, f"stride_{name}", row)
     setattr(struct, f"nhead_stride_{name}", head)
     setattr(struct, f"batch_stride_{name}", ctypes.c_int32(batch).value)

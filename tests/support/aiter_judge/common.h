@@ -1,4 +1,4 @@
-// What AITER's sources and the adapter include, read once for all of them: see build.py.
+// The headers that AITER's sources and the adapter include, precompiled once: see build.py.
 #include <hip/hip_runtime.h>
 
 #include "bias.hpp"

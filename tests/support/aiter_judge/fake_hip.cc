@@ -1,5 +1,5 @@
-// A HIP runtime for AITER's host code on machines without a GPU. It has the GPUs that a test sets,
-// and records the kernels that it is asked to launch.
+// A HIP runtime for AITER's host code on machines without a GPU. It reports the GPUs that a test
+// sets, and records the kernels that AITER launches.
 #include <hip/hip_runtime_api.h>
 #include <unistd.h>
 
@@ -80,7 +80,7 @@ float RecordLiteral(const char* line) { return Record(line); }
 
 const char* attn_dispatch::aiter_adapter::ArchOfBuild() { return nullptr; }
 
-// In a process with AITER this is the folder beside a library; here one library is for all GPUs.
+// With AITER this is the folder beside the library of one GPU; here one library serves all GPUs.
 const std::string& attn_dispatch::aiter_adapter::AsmFolder() {
   return folders[gpu(current_device).arch];
 }
@@ -182,7 +182,7 @@ hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned, unsigned, uns
   return returned(hipSuccess);
 }
 
-// AITER's code refers to these, and calls none of them here.
+// AITER's code refers to these functions but does not call them here.
 hipError_t hipEventCreate(hipEvent_t*) { return hipErrorNotSupported; }
 hipError_t hipEventDestroy(hipEvent_t) { return hipErrorNotSupported; }
 hipError_t hipEventRecord(hipEvent_t, hipStream_t) { return hipErrorNotSupported; }

@@ -1,5 +1,7 @@
-"""CK's own choice of an instance, with the instances taken out: its generator writes the conditions
-as ever, and in place of each launch a line that names the instance.
+"""CK's choice of an instance, without the instances.
+
+CK's generator writes its conditions unchanged, and in place of each launch a line that records the
+name of the instance.
 
 Run by build.py: generate.py FOLDER_OF_CK'S_GENERATOR OUTPUT_FOLDER
 """
@@ -11,7 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-RECEIPT = 600  # what AITER's C++ interface is built with
+RECEIPT = 600  # the receipt that AITER's C++ interface is built with
 ARCHS = ["gfx942", "gfx950"]
 
 FIELDS = {
@@ -35,7 +37,7 @@ FIELDS = {
 
 
 def _recording(template: str, direction: str) -> str:
-    """The generator's template: its condition, and a record instead of its launch."""
+    """The generator's template with its launch replaced by a record."""
     condition, braces, _ = template.partition(" {{\n")
     assert braces, "CK's generator has changed its template"
     return f'{condition} {{{{\n    return judge::RecordLiteral("ck {FIELDS[direction]}");\n}}}}\n'
@@ -56,16 +58,16 @@ def main(generator: Path, output: Path) -> None:
         (fmha_fwd_splitkv, "split_kv", "FMHA_FWD_SPLITKV_API_INNER_DISPATCH"),
     ):
         setattr(module, name, _recording(getattr(module, name), direction))
-        # Half a minute of matching every name with "*", and of comparing all pairs of instances.
+        # Matching every name with "*" and comparing all pairs of instances takes half a minute.
         module.fnmatch = SimpleNamespace(fnmatch=lambda *_: True)
         module.check_duplicates_and_paddings = lambda *_: None
-    # Never asked for here, and a third of all instances.
+    # These are never used here, and are a third of all instances.
     fmha_bwd.DROPOUT_MAP = {k: v for k, v in fmha_bwd.DROPOUT_MAP.items() if "store" not in k}
 
     forward = fmha_fwd.get_fwd_blobs(ARCHS, "", RECEIPT, [-1], "simplified")[0]
     backward = fmha_bwd.get_bwd_blobs(ARCHS, "", RECEIPT, "simplified", [-1])[0]
     for name, pool in (("fmha_fwd_api", forward), ("fmha_bwd_api", backward)):
-        # Types made for the launches alone.
+        # These types serve the launches alone.
         text = re.sub(r"^ *using \w+_trait_ = .*;\n", "", pool.api, flags=re.MULTILINE)
         (output / f"{name}.cpp").write_text(f'#include "record.h"\n{text}')
     fmha_fwd_splitkv.write_single_kernel = lambda *_: None

@@ -1,4 +1,4 @@
-"""The calls that are put to AITER's dispatch."""
+"""The calls on which the rules are compared with AITER's dispatch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALL = AiterCall(
 HEAD_DIMS = (
     *((d, d) for d in (32, 40, 64, 72, 128, 136, 192, 200, 256, 264)),
     *((192, 128), (160, 96), (128, 64), (64, 128), (64, 256), (128, 192)),
-    *((64, 72), (128, 136), (192, 200), (192, 136)),  # of gradients through lse
+    *((64, 72), (128, 136), (192, 200), (192, 136)),  # as gradients through lse need
 )
 LENGTHS = (
     (1, 512), (16, 16), (17, 300), (64, 64), (128, 128), (129, 129),
@@ -84,7 +84,7 @@ def _calls() -> Iterator[AiterCall]:
 
 @lru_cache(maxsize=1)
 def split_calls() -> tuple[AiterCall, ...]:
-    """Of the split-KV kernels: every mask and option with every head dim, in pages or not."""
+    """Split-KV calls: every mask and option with every head dim, in pages and not."""
     shapes = product(HEAD_DIMS, (1, 5, 64, 300), (0, 128, 256, 64), SPLIT_MASKS, SPLIT_OPTIONS)
     others = cycle(product((8, 2, 1), ("bfloat16", "float16")))
     found = []

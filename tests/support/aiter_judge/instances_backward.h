@@ -1,5 +1,5 @@
-// CK's kernels around AITER's ASM backward pass, which are only declared in AITER's headers: here
-// they are defined for every trait, and write down that they were launched.
+// CK's kernels before and after AITER's ASM backward pass. AITER's headers only declare them; here
+// they are defined for every trait, and record that they were launched.
 #pragma once
 
 #include "mha_bwd.h"

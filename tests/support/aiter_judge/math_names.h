@@ -1,4 +1,4 @@
-// Clang's HIP headers take these names from the standard library, which has them since GCC 14.
+// Clang's HIP headers use these names of the standard library, which has them since GCC 14.
 #pragma once
 
 #include <cmath>

@@ -4,10 +4,12 @@
 
 namespace judge {
 
-// Remembers one line for judge_take_records. Returns 0, as a launch that AITER did not time.
+// Adds a line to the record, which judge_take_records returns. Returns 0, the time of a launch that
+// AITER does not measure.
 float Record(const std::string& line);
 
-// Ten thousand generated lines end in this one, and a std::string in each took a minute to compile.
+// The same for the ten thousand calls in generated code, where a std::string in each took a minute
+// to compile.
 float RecordLiteral(const char* line);
 
 }  // namespace judge

@@ -1,4 +1,4 @@
-// What AITER's forward library holds besides, and nothing here calls.
+// A function of AITER's forward library that its code refers to and nothing here calls.
 #include "mha_fwd.h"
 
 float fmha_batch_prefill(fmha_batch_prefill_traits, fmha_batch_prefill_args,

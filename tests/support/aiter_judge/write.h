@@ -1,4 +1,4 @@
-// One named argument as a line of the record.
+// Writes a named argument as one line of the record.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The arrays of a call as axes of sizes and strides, for checks of size and overlap and for filling
+// The arrays of a call as axes with size and stride, to check sizes and overlaps and to fill
 // results with NaN.
 #pragma once
 

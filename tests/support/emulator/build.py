@@ -1,4 +1,4 @@
-"""Compiles the emulator, alone or into a module with rocm_backend, where its sources changed."""
+"""Build of the emulator, alone or in one module with rocm_backend, if its sources changed."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ INCLUDE_DIRS = (HERE, HERE / "hip", ROOT / "rocm_backend", ROOT / "common_backen
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 SANITIZE = os.environ.get("ATTN_DISPATCH_TEST_SANITIZE", "").split()
-"""More flags, of sanitizers, which tests/scripts/sanitize.py sets; they build in another folder."""
+"""Flags of sanitizers, set by tests/scripts/sanitize.py; such builds have another folder."""
 if SANITIZE:
     FLAGS, FOLDER = (*FLAGS, *SANITIZE), ROOT / "build" / "sanitize" / "emulator"
 
 
 def library() -> Path:
-    """The emulator alone: a shared library that exports attn_dispatch_aiter and its hooks."""
+    """Build the emulator alone: a library that exports attn_dispatch_aiter and its hooks."""
     return build("libattn_emulator", SOURCES)
 
 
 def cuda_library() -> Path:
-    """The emulator for NVIDIA GPUs, with HIP's calls as CUDA's: needs nvcc, and no GPU."""
+    """Build the emulator for NVIDIA GPUs, with HIP's calls as CUDA's: needs nvcc but no GPU."""
     includes = [f"-I{folder}" for folder in INCLUDE_DIRS]
     return build_with_nvcc("libattn_emulator_cuda.so", [*CUDA_SOURCES, CUDA_HIP], includes)
 
 
 def build_with_nvcc(name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """A shared library of CUDA and C++ sources and objects, with CUDA's runtime inside."""
+    """Build a library of CUDA and C++ sources and objects, with CUDA's runtime inside."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     command = ["nvcc", "-std=c++17", "-O2", "-arch=sm_90", "-shared", "-Xcompiler=-fPIC", *flags]
     _run([*command, *map(str, sources), "-o", str(FOLDER / name)])
@@ -61,12 +61,12 @@ def build(
     flags: Sequence[str] = (),
     suffix: str = ".so",
 ) -> Path:
-    """A shared library of these sources. `defines` are such as "NAME=value".
+    """Build a shared library of these sources, unless it is up to date.
 
-    A Python module wants `suffix=module_suffix()`, and pybind11's and XLA's headers among
-    `system_include_dirs`, whose warnings are not ours. Sources and headers next to them or in
-    `include_dirs` are hashed: an up-to-date library is not built again. Processes that build the
-    same thing wait for each other.
+    `defines` have the form "NAME=value". A Python module needs `suffix=module_suffix()`, and the
+    headers of pybind11 and XLA in `system_include_dirs`, whose warnings are not shown. The sources,
+    and headers next to them or in `include_dirs`, are hashed to see what changed. Processes that
+    build the same library wait for each other.
     """
     includes = [*INCLUDE_DIRS, *map(Path, include_dirs)]
     command = [compiler(), *FLAGS, *flags]
@@ -108,8 +108,10 @@ def _fingerprint(command: list[str], sources: Sequence[Path], includes: Sequence
 
 
 def _compile(command: list[str], sources: Sequence[Path], built: Path) -> None:
-    """Objects side by side, then one link that replaces the library at once: a process that has
-    the old one loaded keeps it."""
+    """Compile objects in parallel, link them, and replace the library atomically.
+
+    A process that has loaded the old library keeps it.
+    """
     targets = compile_objects(command, sources, FOLDER / f"{built.name}.objects")
     linked = built.with_name(f"{built.name}.new")
     _run([*command, "-shared", *map(str, targets), "-ldl", "-o", str(linked)])
@@ -117,7 +119,7 @@ def _compile(command: list[str], sources: Sequence[Path], built: Path) -> None:
 
 
 def compile_objects(command: list[str], sources: Sequence[Path], objects: Path) -> list[Path]:
-    """The sources' objects, in a folder that holds nothing else."""
+    """Compile the sources to objects in a folder that holds nothing else."""
     shutil.rmtree(objects, ignore_errors=True)
     objects.mkdir(parents=True)
     targets = [objects / f"{i}-{source.stem}.o" for i, source in enumerate(sources)]

@@ -1,6 +1,6 @@
-"""Calls of the emulator by themselves: arrays laid out as a case says, and what comes of them.
+"""Direct calls of the emulator: cases, their arrays, and the expected results.
 
-Everything that no sequence owns is NaN, and every buffer is declared to the emulator.
+Elements that belong to no sequence are NaN, and every buffer is declared to the emulator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RNG_STATE = (0x123456789ABCDEF0, 7)
 
 @dataclass(frozen=True)
 class Case:
-    """One call in AITER's terms. Packed sequences where `query_lengths` is given."""
+    """One call in AITER's terms. With `query_lengths` its sequences are packed."""
 
     batch: int = 2
     t: int = 5
@@ -51,12 +51,12 @@ class Case:
 
 
 def place(array: np.ndarray) -> np.ndarray:
-    """Where arrays live; scripts/emulator_on_nvidia.py puts them within a GPU's reach."""
+    """The array itself; scripts/emulator_on_nvidia.py moves it to managed memory."""
     return array
 
 
 def _strided(shape: tuple[int, ...], layout: str, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(buffer, view): rows [B, L, N, D] or [L, N, D] in one layout, everything NaN."""
+    """(buffer, view) full of NaN: the view is [B, L, N, D] or [L, N, D], in a layout."""
     *batch, rows, heads, width = shape
     if layout == "bhtd":
         buffer = place(np.full((*batch, heads, rows, width), np.nan, dtype))
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Rows of the arrays; packed ones are longer than the sequences in them."""
+        """Rows of the arrays, which have more rows than the packed sequences in them."""
         if not self.case.is_group:
             return self.case.t, self.case.s
         return int(self.starts_q[-1]) + 3, int(self.starts_k[-1]) + 2
@@ -152,7 +152,7 @@ class Run:
         return self.views[name]
 
     def _make_dq_acc(self) -> None:
-        """Zeros, but NaN where every split is stored whole."""
+        """Make dq_acc of zeros, or of NaN where the pass writes every split completely."""
         case = self.case
         (t, _), (max_t, max_s) = self.rows, self.max_lengths
         batch = () if case.is_group else (case.batch,)
@@ -172,7 +172,7 @@ class Run:
             self.buffers["dq"][...] = 0
 
     def strides(self, name: str) -> tuple[int, int, int]:
-        """(batch, head, row) in elements."""
+        """The strides (batch, head, row) in elements."""
         view = self.views[name]
         *outer, rows, heads, _ = (stride // view.itemsize for stride in view.strides)
         if name == "dq_acc" and self.case.accumulator != "SPLIT":
@@ -247,7 +247,7 @@ class Run:
         self.emulator.run(call)
 
     def sequences(self) -> list[tuple[Any, Any, Any]]:
-        """Where each lies: rows of queries, rows of keys, and its part of lse."""
+        """The indices of each sequence: its queries, its keys, and its part of lse."""
         if not self.case.is_group:
             return [(np.s_[i], np.s_[i], np.s_[i]) for i in range(self.case.batch)]
         rows_q = self._real_rows(self.starts_q, self.lengths_q)
@@ -255,7 +255,7 @@ class Run:
         return [(q, k, (np.s_[:], q)) for q, k in zip(rows_q, rows_k, strict=True)]
 
     def expected(self, index: int) -> dict[str, np.ndarray]:
-        """The reference of one sequence, under the names used here."""
+        """The reference results of one sequence."""
         case = self.case
         q, k, _ = self.sequences()[index]
         views = {"query": ("q", q), "key": ("k", k), "value": ("v", k), "out_grad": ("out_grad", q)}
@@ -284,7 +284,7 @@ class Run:
         )
         found = {name: x[0] for name, x in reference(options, operands, keep).items()}
         if case.bias == "ALIBI" and case.window == (-1, 0):
-            # CK's score there is higher by slope * (i + offset): a constant of the row.
+            # CK's score is then higher by slope * (i + offset), which is constant in a row.
             offset = s - t if bottom_right else 0
             found["lse"] = found["lse"] + np.outer(self.views["bias"][index], np.arange(t) + offset)
         return found

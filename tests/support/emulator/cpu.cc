@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "checks.h"
+#include "computations.h"
 #include "hooks.h"
-#include "served.h"
 
 namespace attn_emulator {
 namespace {

@@ -6,9 +6,8 @@
 #include <mutex>
 #include <optional>
 
+#include "export.h"
 #include "numbers.h"
-
-#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace attn_emulator {
 namespace {

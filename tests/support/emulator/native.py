@@ -1,4 +1,4 @@
-"""aiter_api.h and the emulator's hooks through ctypes; the structs are read off the header."""
+"""aiter_api.h and the emulator's hooks through ctypes; the structs are parsed from the header."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES: dict[str, type] = {
 
 
 def _read_structs() -> dict[str, type[ctypes.Structure]]:
-    """All structs but AttnAiter, a table of functions; pointers are void*."""
+    """All structs except AttnAiter, a table of functions. Pointers become void*."""
     text = re.sub(r"//[^\n]*", "", API.read_text())
     structs: dict[str, type[ctypes.Structure]] = {}
     for name, body in re.findall(r"struct (\w+) \{(.*?)\n\};", text, re.DOTALL):
@@ -47,7 +47,7 @@ Call, Forward, Backward, SplitKv = (
     STRUCTS[f"AttnAiter{x}"] for x in ("Call", "Forward", "Backward", "SplitKv")
 )
 _KINDS = {"forward": (0, Forward), "backward": (1, Backward), "split_kv": (3, SplitKv)}
-"""What emulator.h numbers the calls by."""
+"""The number of each kind of call in emulator.h, and its struct."""
 
 _Run = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
@@ -59,7 +59,7 @@ _Arch = ctypes.CFUNCTYPE(
 
 
 class Table(ctypes.Structure):
-    """AttnAiter."""
+    """The struct AttnAiter."""
 
     _fields_ = [
         ("api_version", ctypes.c_int32),
@@ -75,11 +75,11 @@ class Table(ctypes.Structure):
 
 
 class Refused(Exception):
-    """A call that the emulator, or HIP, failed; its message."""
+    """Raised with the message if the emulator refuses a call or HIP fails."""
 
 
 class Emulator:
-    """An emulator in any library that contains one, a Python module included."""
+    """The emulator in a library or Python module that contains one."""
 
     def __init__(self, path: Path | str) -> None:
         self.library = ctypes.CDLL(str(path))

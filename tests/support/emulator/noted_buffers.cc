@@ -3,7 +3,7 @@
 #include <limits>
 #include <map>
 
-#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
+#include "export.h"
 
 namespace attn_emulator {
 namespace {

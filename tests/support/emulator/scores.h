@@ -1,5 +1,5 @@
-// What both directions share: where a sequence is, which keys a query sees, and the score of one
-// pair. Every address is the array's start plus indices times the strides of the call.
+// Shared parts of both directions: the place of a sequence, the keys that a query sees, and the
+// score of one pair. Every address is the array's start plus indices times the strides of the call.
 #pragma once
 
 #include "numbers.h"

@@ -1,7 +1,6 @@
 // Exports internals of the emulator for its tests.
+#include "export.h"
 #include "numbers.h"
-
-#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
 
 // The sizes of the structs, which native.py parses from aiter_api.h.
 ATTN_EXPORT int64_t selftest_forward_size(void) { return sizeof(AttnAiterForward); }

@@ -1,6 +1,6 @@
-"""Split-KV calls of the emulator by themselves: strides, pages and lengths as a case says.
+"""Direct split-KV calls of the emulator: cases of strides, pages and lengths.
 
-Everything that no row owns is NaN, between the strides as well, and every buffer is declared.
+Elements that belong to no row, or lie between strides, are NaN, and every buffer is declared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCALE = 0.3
 
 @dataclass(frozen=True)
 class SplitCase:
-    """Rows of 1 to `lengths` keys, in pages if there is a page size."""
+    """A call whose rows have `lengths` keys, in pages if `page` is not 0."""
 
     lengths: tuple[int, ...] = (150, 256, 0, 1)
     t: int = 2
@@ -54,7 +54,7 @@ SPLIT_CASES = {
 
 
 def _spread(shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(buffer, view) of NaN, the view with space between its neighbours along every axis."""
+    """(buffer, view) full of NaN, with space between the view's elements along every axis."""
     buffer = np.full([n + 1 for n in shape[:-1]] + [shape[-1] + 8], np.nan, dtype)
     return buffer, buffer[tuple(slice(n) for n in shape)]
 
@@ -157,7 +157,7 @@ class SplitRun:
         self.emulator.run(call)
 
     def expected(self, row: int) -> dict[str, np.ndarray]:
-        """out [N, T, V] and lse [N, T] of one row, whose keys are those before its length."""
+        """The reference's out [N, T, V] and lse [N, T] of one row."""
         case = self.case
         query = np.swapaxes(self.views["q"][row].astype(float), 0, 1)
         operands = {"query": query, "key": self.keys[row], "value": self.values[row]}

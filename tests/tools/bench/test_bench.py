@@ -1,4 +1,4 @@
-"""The `attn-dispatch bench` command: its runs, its limits, and what is wrong with its arguments."""
+"""The `attn-dispatch bench` command: its runs, its limits, and wrong arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attn_dispatch_tools.bench.report import CellResults, Report
 from tests.support.bench_cells import QUICK, TINY, WINDOW, bench, ours
 
 
-def test_a_run(capsys, tmp_path, monkeypatch):
+def test_a_run_prints_each_cell_and_writes_a_report(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(GRIDS, "small", (TINY, WINDOW))
     status, out, _ = bench(
         capsys, "--grid", "small", "--peer", "ours", "--peer", "jax.nn*", "--rounds", "1",
@@ -40,11 +40,11 @@ def test_a_run(capsys, tmp_path, monkeypatch):
     assert report.read([path]).peers == ["ours", "jax.nn: xla"]
 
 
-def test_the_table_at_the_end_says_who_was_fastest(capsys):
+def test_the_last_table_counts_the_cells_in_which_a_peer_was_fastest(capsys):
     cells = []
-    for number, (own, theirs) in enumerate([(1.0, 2.0), (3.0, 2.0), (1.0, None)]):
+    for number, (ours_us, theirs_us) in enumerate([(1.0, 2.0), (3.0, 2.0), (1.0, None)]):
         found = CellResults(replace(TINY, seq_len=8 << number))
-        times = {"ours": own, "jax.nn: xla": theirs}
+        times = {"ours": ours_us, "jax.nn: xla": theirs_us}
         rows = {x: {"wall_us": {"median": y}} if y else {"reason": "no"} for x, y in times.items()}
         found.results["forward"] = rows
         cells.append(found)
@@ -54,7 +54,7 @@ def test_the_table_at_the_end_says_who_was_fastest(capsys):
     assert rows == [["peer", "cells", "forward"], ["ours", "3", "2"], ["jax.nn: xla", "2", "1"]]
 
 
-def test_results_of_an_earlier_run_are_left_alone(capsys, tmp_path, monkeypatch):
+def test_a_run_does_not_overwrite_an_earlier_report(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(GRIDS, "small", (TINY, replace(TINY, family="d16 causal", head_dim=16)))
     words = "--grid small --peer ours --rounds 1 --seconds 0.0001 --out".split()
     for cells in ("d8*", "d16*"):
@@ -64,7 +64,7 @@ def test_results_of_an_earlier_run_are_left_alone(capsys, tmp_path, monkeypatch)
     assert "d8 causal" in first.read_text() and "d16 causal" in second.read_text()
 
 
-def test_the_time_limit_stops_and_saves(tmp_path):
+def test_the_time_limit_stops_a_run_and_saves_its_report(tmp_path):
     calls = []
 
     def slow(cell, direction, peers, arrays, options):
@@ -88,7 +88,7 @@ def test_the_time_limit_stops_and_saves(tmp_path):
     assert [x["family"] for x in data["cells"]] == ["d8 causal"]
 
 
-def test_an_interruption_leaves_what_was_measured(tmp_path):
+def test_an_interrupted_run_saves_its_report(tmp_path):
     def interrupted(cell, *rest):
         if cell is WINDOW:
             raise KeyboardInterrupt
@@ -103,13 +103,13 @@ def test_an_interruption_leaves_what_was_measured(tmp_path):
     ]
 
 
-def test_nothing_is_begun_after_the_time_limit():
+def test_nothing_is_measured_after_the_time_limit():
     found = measure.measure(TINY, "forward", [ours()], CellArrays(TINY), Options(deadline=0.0))
     assert found == {"ours": {"reason": "not measured: the time limit was reached"}}
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["--grid", "huge"], "invalid choice: 'huge'"),
         (["--rounds", "0"], "expected more than 0, got 0"),
@@ -118,13 +118,13 @@ def test_nothing_is_begun_after_the_time_limit():
         (["--plot"], "expected at least one argument"),
     ],
 )
-def test_wrong_arguments(capsys, arguments, said):
+def test_wrong_arguments_are_refused_by_the_parser(capsys, arguments, message):
     status, _, err = bench(capsys, *arguments)
-    assert status == 2 and said in err
+    assert status == 2 and message in err
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["--peer", "nobody"], "--peer: expected a pattern for ours, ours: cudnn, "),
         (["--cells", "nothing*"], "is named like 'nothing*'"),
@@ -133,17 +133,17 @@ def test_wrong_arguments(capsys, arguments, said):
         (["--plot", __file__], "expected the JSON file of `attn-dispatch bench`"),
     ],
 )
-def test_errors(capsys, arguments, said):
+def test_wrong_values_end_with_an_error(capsys, arguments, message):
     status, _, _ = bench(capsys, *arguments)
-    assert str(status).startswith("error: ") and said in str(status)
+    assert str(status).startswith("error: ") and message in str(status)
 
 
-def test_help(capsys):
+def test_help_names_options_and_grids(capsys):
     status, out, _ = bench(capsys, "--help")
     assert status == 0
     assert all(x in out for x in ("--grid", "--time-limit", "--torch-python", "--plot", *GRIDS))
 
 
-def test_a_pattern_that_would_take_minutes_to_read_fits_no_peer():
+def test_a_pattern_that_takes_minutes_to_parse_matches_no_peer():
     with pytest.raises(ValueError, match="expected a pattern for"):
         named(["[" * 100_000], all_peers())

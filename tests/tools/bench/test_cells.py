@@ -1,4 +1,4 @@
-"""What is measured: cells, grids and their flops, turns, and time on a device."""
+"""The benchmark's cells, grids and flops, the order of turns, and time on a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.grids import GRIDS
 from tests.support.bench_cells import DOCUMENTS, WINDOW
 
-# What is counted
+# Cells, grids and flops
 
 
 @pytest.mark.parametrize(
@@ -27,23 +27,23 @@ from tests.support.bench_cells import DOCUMENTS, WINDOW
         (Cell("g", "f", 1, 64, 1, 1, 12, 4), 2 * 2048 * (12 + 4)),
         # Only pairs of one document: (25 + 1 + 36) / 2
         (DOCUMENTS, 4 * 31 * 2 * 8),
-        # Two rows of 11 whole windows of 5 keys, and a triangle of 5.
+        # Two rows, each with 11 full windows of 5 keys and a triangle of 5.
         (WINDOW, 4 * 2 * (11 * 5 + 12.5) * 2 * 8),
     ],
 )
-def test_flops(cell, flops):
+def test_flops_count_only_the_pairs_that_attend(cell, flops):
     assert cell.flops("forward") == flops
     assert cell.flops("backward") == 2.5 * flops
     assert cell.flops("forward_backward") == 3.5 * flops
 
 
-def test_a_cell_of_the_dense_grid_by_hand():
+def test_a_cell_of_the_dense_grid_has_the_flops_computed_by_hand():
     cell = next(x for x in GRIDS["dense"] if x.name == "d128 causal b2 8k")
     assert cell.forward_flops == 2 * 2 * 8192 * 8192 * 16 * 128  # 0.55 TFLOP
     assert (cell.batch * cell.seq_len, cell.num_heads * cell.head_dim) == (16384, 2048)
 
 
-def test_cells_of_a_grid_have_names_of_their_own_and_survive_json():
+def test_cells_of_a_grid_have_distinct_names_and_survive_json():
     for grid, cells in GRIDS.items():
         assert len({x.name for x in cells}) == len(cells), grid
         assert {x.grid for x in cells} == {grid}
@@ -51,7 +51,7 @@ def test_cells_of_a_grid_have_names_of_their_own_and_survive_json():
             assert Cell.from_json(json.loads(json.dumps(cell.to_json()))) == cell
 
 
-def test_the_grids_that_were_asked_for():
+def test_the_grids_have_the_intended_cells():
     assert len(GRIDS["dense"]) == 3 * 2 * 6
     assert {len(x.lengths) for x in GRIDS["packed"]} == {16, 64}
     assert {(x.head_dim, x.head_dim_v) for x in GRIDS["mla"]} == {(192, 128)}
@@ -62,7 +62,7 @@ def test_the_grids_that_were_asked_for():
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 10, 11])
-def test_each_program_follows_each_other_one_equally_often(count):
+def test_each_program_follows_every_other_equally_often(count):
     square = orders(count)
     assert all(sorted(order) == list(range(count)) for order in square)
     followed = Counter(pair for order in square for pair in itertools.pairwise(order))
@@ -72,7 +72,7 @@ def test_each_program_follows_each_other_one_equally_often(count):
     assert len(set(places.values())) == 1
 
 
-def test_turns_go_by_these_orders():
+def test_turns_follow_the_orders():
     ran: list[str] = []
 
     def timed(name):
@@ -84,12 +84,12 @@ def test_turns_go_by_these_orders():
     assert rounds == [tuple("abcd"[x] for x in order) for order in orders(4)]
 
 
-def test_no_more_rounds_once_time_is_up_but_one():
+def test_one_round_runs_even_if_the_time_is_over():
     times = turns({"a": lambda calls: 1.0}, rounds=9, seconds=1.0, is_over=lambda: True)
     assert len(times["a"]) == 1
 
 
-def test_device_time_counts_what_overlaps_once():
+def test_device_time_counts_overlapping_spans_once():
     class Line:
         def __init__(self, name, *spans):
             self.name = name

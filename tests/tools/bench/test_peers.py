@@ -1,4 +1,4 @@
-"""Who is measured beside ours: that all compute the same, and why one is absent."""
+"""The peers of the benchmark: equal results, and the reasons why a peer is absent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.bench_cells import DOCUMENTS, QUICK, TINY, WINDOW, bench, our
 
 
 class Raising(JaxPeer):
-    """A package that has no such call."""
+    """A package without a kernel for the call."""
 
     name = "raising"
 
@@ -32,7 +32,7 @@ class Raising(JaxPeer):
 
 
 class Doubled(JaxPeer):
-    """A package that computes something else."""
+    """A package whose results are wrong."""
 
     name = "doubled"
 
@@ -46,7 +46,7 @@ class Doubled(JaxPeer):
 # Peers
 
 
-def test_layouts_hold_the_same_numbers():
+def test_all_layouts_hold_the_same_numbers():
     arrays = CellArrays(DOCUMENTS)
     rows, row, padded = (arrays.inputs(x) for x in (ROWS, ROW, PADDED))
     assert [x.shape for x in rows[:2]] == [(12, 2, 8), (12, 1, 8)]
@@ -60,9 +60,9 @@ def test_layouts_hold_the_same_numbers():
 
 @pytest.mark.parametrize("cell", [TINY, WINDOW, DOCUMENTS], ids=lambda x: x.grid)
 @pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
-def test_peers_compute_the_same_thing(cell, direction):
-    anywhere = {"ours", "ours: segment ids", "ours: padded"}
-    peers = [*(x for x in OURS if x.name in anywhere), JaxNn("xla")]
+def test_peers_compute_the_same_results(cell, direction):
+    without_gpu = {"ours", "ours: segment ids", "ours: padded"}
+    peers = [*(x for x in OURS if x.name in without_gpu), JaxNn("xla")]
     found = measure.measure(cell, direction, peers, CellArrays(cell), QUICK)
     wanted = {"ours", "jax.nn: xla"}
     if cell.lengths:
@@ -80,7 +80,7 @@ def test_peers_compute_the_same_thing(cell, direction):
         assert steps["total"] == pytest.approx(sum(steps[x] for x in steps if x != "total"))
 
 
-def test_a_peer_that_raises_or_differs_is_a_reason():
+def test_a_peer_that_raises_or_differs_gets_a_reason():
     peers = [ours(), Raising(), Doubled()]
     found = measure.measure(TINY, "forward", peers, CellArrays(TINY), QUICK)
     assert found["raising"] == {"reason": "ValueError: no kernel for head dim 8"}
@@ -88,14 +88,14 @@ def test_a_peer_that_raises_or_differs_is_a_reason():
     assert "tflops" in found["ours"] and "tflops" not in found["doubled"]
 
 
-def test_a_peer_that_fails_between_its_turns_is_a_reason():
+def test_a_peer_that_fails_between_turns_gets_a_reason():
     class Failing:
         def __init__(self):
-            self.facts, self.left = {}, 3
+            self.facts, self.remaining = {}, 3
 
         def seconds(self, calls):
-            self.left -= 1
-            if not self.left:
+            self.remaining -= 1
+            if not self.remaining:
                 raise MemoryError("no more")
             return 1e-3
 
@@ -113,7 +113,7 @@ def test_a_peer_that_fails_between_its_turns_is_a_reason():
     assert found["ours"]["rounds"] == 1
 
 
-def test_absent_peers_are_told_with_their_reason(monkeypatch):
+def test_absent_peers_are_listed_with_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokamax", None)
     here, facts = run.present(all_peers())
     assert {"ours", "jax.nn: xla"} <= {x.name for x in here}
@@ -131,8 +131,8 @@ def test_a_package_that_cannot_be_imported_is_absent(monkeypatch, tmp_path):
     assert tokamax.absent() == "cannot be imported: OSError: libx.so: cannot open"
 
 
-def test_torch_answers_from_a_process_of_its_own(tmp_path):
-    """Without torch, in which everything but the numbers is there."""
+def test_torch_is_measured_in_another_process(tmp_path):
+    """A script stands in for the process that has torch."""
     for text, reason in (
         ("#!/bin/sh\n", "its process has ended"),
         ('#!/bin/sh\necho \'{"reason": "torch sees no CUDA device"}\'\nread x\n', "torch sees no"),
@@ -161,22 +161,22 @@ def test_torch_answers_from_a_process_of_its_own(tmp_path):
         peer.program(DOCUMENTS, "forward", CellArrays(DOCUMENTS))
 
 
-def test_a_process_that_is_not_torch(capsys, tmp_path):
-    """/bin/cat writes the worker's own text, which is no JSON."""
+def test_a_process_that_answers_no_json_makes_the_peer_absent(capsys, tmp_path):
+    """/bin/cat stands in for the process and prints the worker's source text."""
     words = ["--grid", "small", "--cells", "*full b1 128", "--peer", "torch*", "--out", tmp_path]
     status, out, _ = bench(capsys, *map(str, words), "--torch-python", "/bin/cat")
     assert status == 1 and "absent: torch: cudnn: its process answered b" in out
 
 
-def test_the_difference_is_a_share_of_the_largest_number():
+def test_a_difference_is_a_share_of_the_largest_number():
     x = jnp.asarray([[[1.0, -8.0]]])
     assert measure._difference([x, x + 0.5], [x, x]) == pytest.approx(0.5 / 8)
     assert not measure._difference([x * jnp.nan], [x]) <= measure.MAX_DIFFERENCE
 
 
 @pytest.mark.parametrize("name", ["d128 causal b2 8k", "16 documents, even b1 16k"])
-def test_the_kernels_of_dew_flash_attn_are_called_as_flash_calls_them(name, monkeypatch):
-    """Traced alone, where its library is not: both passes, dense and packed."""
+def test_the_kernels_of_dew_flash_attn_have_gradients_of_the_right_shapes(name, monkeypatch):
+    """Both passes of dense and packed calls are traced only, which needs no library."""
     monkeypatch.setattr(flash_library, "register", lambda generation: None)
     (cell,) = (x for grid in GRIDS.values() for x in grid if x.name == name)
     call = dew_flash_attn._kernels(cell, CellArrays(cell))

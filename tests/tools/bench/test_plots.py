@@ -1,4 +1,4 @@
-"""Tables and plots of what was measured."""
+"""Tables and plots of the benchmark's reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.bench_cells import TINY, bench, row
 
 @pytest.fixture
 def saved(tmp_path) -> Path:
-    """A report of three peers; one of them has no packed sequences."""
+    """The file of a report with three peers, one of which has no packed sequences."""
     facts = {
         "device": "NVIDIA H200", "cudnn": "9.19.0", "jax": "0.11.2", "driver": "580", "commit": "c",
         "date": "2026-11-23", "peers": {"ours": "1", "fa4-jax": "2", "torch: cudnn": "3"},
@@ -39,7 +39,7 @@ def saved(tmp_path) -> Path:
     return path
 
 
-def test_table(saved):
+def test_the_markdown_table_shows_times_and_reasons(saved):
     text = table.markdown(report.read([saved]))
     assert "NVIDIA H200" in text and "cuDNN 9.19.0, JAX 0.11.2, driver 580, 2026-11-23" in text
     assert "Stopped (time limit) with 1 cells not measured." in text
@@ -58,7 +58,7 @@ def test_table(saved):
     assert "tokamax: not installed" in text
 
 
-def test_plots(saved, capsys, tmp_path):
+def test_plot_writes_pictures_and_the_table(saved, capsys, tmp_path):
     status, out, _ = bench(capsys, "--plot", str(saved), "--out", str(tmp_path / "plots"))
     assert status is None
     files = {x.name: x for x in (tmp_path / "plots").iterdir()}
@@ -79,7 +79,7 @@ def test_plots(saved, capsys, tmp_path):
         assert ("torch: cudnn" in texts) == ("torch: cudnn" in peers)
 
 
-def test_a_later_file_adds_cells_and_replaces_others(saved, tmp_path):
+def test_a_later_file_adds_cells_and_replaces_equal_ones(saved, tmp_path):
     data = json.loads(saved.read_text())
     data["cells"] = [x for x in data["cells"] if x["seq_len"] == 32768] + [TINY.to_json()]
     data["cells"][0]["results"]["forward"]["ours"]["tflops"] = 700.0
@@ -96,7 +96,7 @@ def test_a_later_file_adds_cells_and_replaces_others(saved, tmp_path):
         report.read([saved, later])
 
 
-def test_plots_as_a_page(saved, capsys, tmp_path):
+def test_plot_with_html_writes_one_page_with_its_pictures(saved, capsys, tmp_path):
     pytest.importorskip("markdown_it")
     status, out, _ = bench(capsys, "--plot", str(saved), "--out", str(tmp_path / "p"), "--html")
     (page,) = (tmp_path / "p").glob("*.html")
@@ -107,7 +107,7 @@ def test_plots_as_a_page(saved, capsys, tmp_path):
     assert "<h1>Attention on NVIDIA H200</h1>" in text and "<table>" in text
 
 
-def test_without_matplotlib_the_extra_is_named(saved, capsys, monkeypatch, tmp_path):
+def test_without_matplotlib_the_error_names_the_extra(saved, capsys, monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "attn_dispatch_tools.bench.plots", raising=False)
     monkeypatch.delattr(attn_dispatch_tools.bench, "plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -1,4 +1,4 @@
-"""`attn-dispatch build-aiter` without AITER and without a HIP compiler: stand-ins for both."""
+"""The `attn-dispatch build-aiter` command with stand-ins for AITER and the HIP compiler."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _run(*arguments: str) -> None:
 
 @pytest.fixture
 def unpacked(tmp_path, monkeypatch):
-    """The stand-in for the wheel."""
+    """The folder of the stand-in for the wheel."""
     folder = tmp_path / "wheel"
     fake_aiter.make_wheel(folder)
     monkeypatch.setenv("ATTN_DISPATCH_AITER_WHEEL", str(folder))
     return folder
 
 
-# What the user got wrong, or does not have.
+# Errors: wrong arguments, and tools that are missing.
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,20 @@ def unpacked(tmp_path, monkeypatch):
         (["--arch", "gfx942", "--jobs", "0"], "argument --jobs: expected at least 1, got 0"),
     ],
 )
-def test_wrong_arguments(capsys, arguments, sentence):
+def test_wrong_arguments_are_refused(capsys, arguments, sentence):
     with pytest.raises(SystemExit):
         _run(*arguments)
     error = capsys.readouterr().err
     assert sentence.replace("'", "") in error.replace("'", "")  # Python 3.12 dropped the quotes
 
 
-def test_a_comma_would_be_two_filters(tmp_path):
+def test_a_filter_with_a_comma_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="error: a filter cannot hold a comma, got 'd64,d128'"):
         _run("--arch", "gfx942", "--out", str(tmp_path), "--filter", "d64,d128")
 
 
 @needs_ninja
-def test_a_file_where_a_folder_is_wanted(unpacked, tmp_path, monkeypatch):
+def test_an_output_that_is_a_file_is_refused(unpacked, tmp_path, monkeypatch):
     tools, _ = fake_aiter.make_toolchain(tmp_path)
     monkeypatch.setattr(toolchain, "find", lambda arch, work: tools)
     (tmp_path / "file").write_text("")
@@ -69,14 +69,14 @@ def test_a_file_where_a_folder_is_wanted(unpacked, tmp_path, monkeypatch):
         _run("--arch", "gfx942", "--out", str(tmp_path / "file"))
 
 
-def test_no_wheel(tmp_path, monkeypatch):
+def test_a_folder_without_the_wheel_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_AITER_WHEEL", str(tmp_path))
     with pytest.raises(SystemExit) as stop:
         _run("--arch", "gfx942", "--out", str(tmp_path))
     assert re.match(r"error: .* holds no amd-aiter wheel, .*; " + _INSTALL, str(stop.value.code))
 
 
-def test_no_installed_wheel(tmp_path, monkeypatch):
+def test_a_missing_wheel_is_an_error_and_an_installed_one_is_found(tmp_path, monkeypatch):
     monkeypatch.delenv("ATTN_DISPATCH_AITER_WHEEL", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(BuildError, match="there is no amd-aiter wheel, .*" + _INSTALL):
@@ -85,14 +85,14 @@ def test_no_installed_wheel(tmp_path, monkeypatch):
     assert wheel.find().meta == tmp_path / "aiter_meta"
 
 
-def test_another_version_of_the_wheel(tmp_path, monkeypatch):
+def test_another_version_of_the_wheel_is_refused(tmp_path, monkeypatch):
     fake_aiter.make_wheel(tmp_path, version="0.1.9")
     monkeypatch.setenv("ATTN_DISPATCH_AITER_WHEEL", str(tmp_path))
     with pytest.raises(BuildError, match=f"expected amd-aiter {WHEEL_VERSION}, got 0.1.9"):
         wheel.find()
 
 
-def test_no_compiler(tmp_path, monkeypatch):
+def test_without_a_compiler_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(debian, "_HEADERS", tmp_path)
     monkeypatch.setattr(debian, "_DEVICE_LIBRARIES", tmp_path)
@@ -105,33 +105,33 @@ def test_no_compiler(tmp_path, monkeypatch):
     )
 
 
-def test_no_ninja(tmp_path, monkeypatch):
+def test_without_ninja_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(BuildError, match=r"there is no ninja, .*; pip install ninja"):
         ninja.find_ninja()
 
 
-def test_the_adapter_is_found():
+def test_the_adapters_sources_are_found():
     names = [path.name for path in wheel.adapter_folder().glob("aiter_adapter*.cc")]
     assert "aiter_adapter.cc" in names
 
 
-# Where builds are.
+# The folders of builds.
 
 
-def test_folder_from_the_environment(tmp_path, monkeypatch):
+def test_the_environment_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
     assert aiter_folder.folder("gfx942") == tmp_path / "gfx942"
 
 
-def test_folder_of_the_user(monkeypatch):
+def test_the_default_folder_is_in_the_users_data(monkeypatch):
     monkeypatch.delenv("ATTN_DISPATCH_AITER", raising=False)
     data = platformdirs.user_data_path("attn-dispatch")
     assert aiter_folder.folder("gfx950") == data / "aiter" / "dev18" / "gfx950"
 
 
-def test_record(tmp_path):
+def test_a_record_can_be_written_read_and_removed(tmp_path):
     build = AiterBuild(
         "dev18", "gfx942", WHEEL_VERSION, "*", "*@*@*", "*", "hipcc", False, 6000, 152, ""
     )
@@ -145,14 +145,14 @@ def test_record(tmp_path):
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"arch": "gfx942", "colour": 1}', "[" * 100_000, "\0", '"x"']
 )
-def test_unreadable_record(tmp_path, text):
+def test_a_record_of_other_contents_is_refused(tmp_path, text):
     (tmp_path / "build.json").write_text(text)
     with pytest.raises(ValueError, match=r"not a record .* build again with: attn-dispatch build"):
         aiter_folder.read(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "file for its folder"])
-def test_a_record_that_is_no_file(tmp_path, kind):
+def test_a_record_that_is_not_a_file_is_refused(tmp_path, kind):
     folder, why = tmp_path / "gfx942", {
         "folder": "expected a file, got a folder",
         "pipe": "expected a file, got a pipe or a device",
@@ -168,22 +168,22 @@ def test_a_record_that_is_no_file(tmp_path, kind):
         aiter_folder.read(folder)
 
 
-def test_libraries_of_two_architectures_have_no_name_in_common():
-    """But for the one that is loaded by its path: the linker takes the others by name."""
+def test_libraries_of_two_architectures_share_only_the_adapters_name():
+    """The linker finds the other libraries by name; the adapter is loaded by its path."""
     both = [set(aiter_folder.libraries(x)) for x in ("gfx942", "gfx950")]
     assert both[0] & both[1] == {aiter_folder.ADAPTER}
 
 
 @needs_ninja
-def test_the_whole_command(unpacked, tmp_path, monkeypatch, capsys):
+def test_the_command_builds_once_and_adds_kernels_later(unpacked, tmp_path, monkeypatch, capsys):
     pytest.importorskip("rich")
     tools, log = fake_aiter.make_toolchain(tmp_path)
     monkeypatch.setattr(toolchain, "find", lambda arch, work: tools)
     arguments = ("--arch", "gfx942", "--out", str(tmp_path / "out"), "--filter", "d128")
     _run(*arguments)
-    said = capsys.readouterr().out
-    assert "compile check only" in said
-    assert "(4 of 8 forward kernels, 2 of 4 backward)" in said
+    printed = capsys.readouterr().out
+    assert "compile check only" in printed
+    assert "(4 of 8 forward kernels, 2 of 4 backward)" in printed
 
     folder = tmp_path / "out" / "gfx942"
     build = aiter_folder.read(folder)
@@ -197,7 +197,9 @@ def test_the_whole_command(unpacked, tmp_path, monkeypatch, capsys):
     log.write_text("")
     _run(*arguments)
     assert log.read_text() == ""
-    _run("--arch", "gfx942", "--out", str(tmp_path / "out"))  # adds, and compiles no file twice
+    _run(
+        "--arch", "gfx942", "--out", str(tmp_path / "out")
+    )  # adds kernels without compiling a file twice
     compiled = [
         name for name in log.read_text().splitlines() if "d128" in name or "codegen" in name
     ]

@@ -1,9 +1,8 @@
-"""A forward, a backward and a split-KV kernel of CK for each architecture, linked into AITER's
-libraries.
+"""A real build with one forward, one backward and one split-KV kernel of CK for each architecture.
 
-Takes minutes, and needs the amd-aiter wheel and a HIP compiler, but no GPU. Asked for with
-ATTN_DISPATCH_TEST_BUILD_AITER=FOLDER, where the build stays, so that it can be gone on with; with
-ATTN_DISPATCH_RESULTS=FOLDER the numbers are written there.
+The build takes minutes, and needs the amd-aiter wheel and a HIP compiler, but no GPU. It runs if
+ATTN_DISPATCH_TEST_BUILD_AITER names a folder, in which the build stays and can be continued. If
+ATTN_DISPATCH_RESULTS names a folder, the numbers are written there.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ pytestmark = pytest.mark.skipif(
     reason="takes minutes; set ATTN_DISPATCH_TEST_BUILD_AITER to a folder to build in",
 )
 
-# bf16, head dimension 128, causal, with log-sum-exp: one kernel each. Of split-KV the kernel of
-# decoding from pages, in one file with what it is for other lengths and heads, and what combines.
+# One kernel each: bf16, head dim 128, causal, with log-sum-exp. The split-KV kernel decodes from
+# pages; its file also has variants for other lengths and heads, and the kernels that combine.
 _FILTERS = Filters(
     "fmha_fwd_d128_bf16_batch_*_psskddv_nlogits_nbias_mask_lse_ndropout_*",
     "*@*@fmha_bwd_d128_bf16_batch_*_npad_nbias_ndbias_mask_ndropout_ndeterministic_ntrload*",
@@ -41,13 +40,13 @@ _FILTERS = Filters(
 )
 _LIBRARIES = aiter_folder.libraries("gfx942")
 _FORWARD, _BACKWARD, _ADAPTER = _LIBRARIES
-# What a library may lean on, next to the others of the build.
+# The system libraries that a library of the build may need.
 _SYSTEM = r"(libamdhip64|libstdc\+\+|libc|libm|libgcc_s|ld-linux-x86-64)\.so"
 
 
 @pytest.fixture(scope="module", params=aiter_folder.ARCHS)
 def folder(request):
-    """The finished build, in a folder with the architecture's name."""
+    """The folder of the finished build, named after the architecture."""
     folder = Path(os.environ["ATTN_DISPATCH_TEST_BUILD_AITER"]) / request.param
     started = time.monotonic()
     command.build(folder.name, folder, _FILTERS, command.default_jobs())
@@ -96,7 +95,7 @@ def _output(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("name", _LIBRARIES)
-def test_no_symbol_is_undefined(folder, name):
+def test_every_symbol_is_defined_by_the_needed_libraries(folder, name):
     resolved = _output("ldd", "-r", str(folder / name))
     assert "undefined symbol" not in resolved
     assert "not found" not in resolved
@@ -121,13 +120,13 @@ def test_only_the_interface_is_exported(folder, name):
     [
         (_FORWARD, "FmhaFwdKernel", 1),
         (_BACKWARD, "FmhaBwdDQDKDVKernel", 1),
-        # With and without uneven splits, and with the heads of a group merged or not.
+        # With and without uneven splits, each with and without merged heads of a group.
         (_FORWARD, "FmhaFwdSplitKVKernel", 4),
         # For up to 8, 16, 32, 64 and 128 splits, with and without log-sum-exp.
         (_FORWARD, "FmhaFwdSplitKVCombineKernel", 10),
     ],
 )
-def test_code_for_the_gpu_is_inside(folder, name, kernel, number):
+def test_the_libraries_contain_kernels_for_the_gpu(folder, name, kernel, number):
     found = list(code_objects(folder / name))
     assert {(code.target, code.machine) for code in found} == {
         (f"hipv4-amdgcn-amd-amdhsa--{folder.name}", folder.name)
@@ -136,8 +135,8 @@ def test_code_for_the_gpu_is_inside(folder, name, kernel, number):
     assert len([name for name in kernels if kernel in name]) == number, kernels
 
 
-def test_the_adapter_answers(folder):
-    """Loaded in a process of its own, with the HIP it was built against."""
+def test_the_adapter_loads_and_names_its_generation(folder):
+    """It is loaded in a new process, with the HIP that it was built against."""
     load = (
         "import ctypes; library = ctypes.CDLL({!r});"
         "library.attn_dispatch_aiter.restype = ctypes.POINTER(ctypes.c_char_p);"
@@ -147,8 +146,8 @@ def test_the_adapter_answers(folder):
     assert _output(sys.executable, "-c", script).strip() == aiter_folder.GENERATION
 
 
-def test_our_library_links_against_it(folder, tmp_path):
-    """`_rocm`, built against the same HIP, loads the adapter with every symbol bound."""
+def test_our_library_loads_the_adapter(folder, tmp_path):
+    """`_rocm` is built against the same HIP, and every symbol is bound when it loads."""
     rocm = tmp_path / f"_rocm{sysconfig.get_config_var('EXT_SUFFIX')}"
     includes = [jax.ffi.include_dir(), pybind11.get_include(), sysconfig.get_path("include")]
     _output(
@@ -158,7 +157,7 @@ def test_our_library_links_against_it(folder, tmp_path):
         *(str(ROCM_BACKEND / f"{name}.cc") for name in HANDLERS),
         "-ldl", "-o", str(rocm),
     )  # fmt: skip
-    # What the interpreter itself provides is undefined here, and nothing else.
+    # Only symbols of the Python interpreter are undefined here.
     undefined = re.findall(r"undefined symbol: (\w+)", _output("ldd", "-r", str(rocm)))
     assert [name for name in undefined if not name.startswith(("Py", "_Py"))] == []
     script = (
@@ -172,7 +171,7 @@ def test_our_library_links_against_it(folder, tmp_path):
     assert done.stdout.strip() == "None", done.stdout + done.stderr
 
 
-def test_asm_kernels_and_record(folder):
+def test_the_record_counts_the_asm_kernels_of_the_folder(folder):
     asm = aiter_folder.asm_folder(folder, folder.name)
     record = aiter_folder.read(folder)
     assert record is not None

@@ -1,4 +1,4 @@
-"""The steps of `attn-dispatch build-aiter`: generating, choosing flags, compiling."""
+"""The steps of `attn-dispatch build-aiter`: generating sources, choosing flags, compiling."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from tests.support.fake_aiter import needs_ninja
 
 @pytest.fixture
 def unpacked(tmp_path, monkeypatch):
-    """The stand-in for the wheel."""
+    """The folder of the stand-in for the wheel."""
     folder = tmp_path / "wheel"
     fake_aiter.make_wheel(folder)
     monkeypatch.setenv("ATTN_DISPATCH_AITER_WHEEL", str(folder))
     return folder
 
 
-# What is built.
+# Generated sources.
 
 
-def test_filters():
+def test_filters_are_made_from_a_part_of_a_name_or_given_whole():
     assert Filters.parse(None, None, None) == Filters() == Filters("*", "*@*@*", "*")
     part = "*d128_bf16*"
     assert Filters.parse("d128_bf16", None, None) == Filters(part, f"*@*@{part}", part)
     assert Filters.parse("d128", "fmha_*", "*@*@x", "y") == Filters("fmha_*", "*@*@x", "y")
 
 
-def test_generated_files(unpacked, tmp_path):
+def test_generated_files_follow_the_filters_and_are_not_rewritten(unpacked, tmp_path):
     filters = Filters.parse("d128", None, None)
     forward, backward = generate.generate(wheel.find(), "gfx942", filters, tmp_path / "work")
     assert {path.name for path in forward.files} == {
         "fmha_fwd_d128_bf16_batch_ndropout_nskip_gfx9.cpp",
-        "fmha_fwd_d128_bf16_batch_dropout_nskip_gfx9.cpp",  # no others: nothing asks for them
+        "fmha_fwd_d128_bf16_batch_dropout_nskip_gfx9.cpp",  # only features that calls use
         "fmha_fwd_api.cpp",
         "fmha_fwd_splitkv_d128_bf16_batch_ndropout_nskip_gfx9.cpp",
         "fmha_fwd_splitkv_d128_bf16_batch_dropout_nskip_gfx9.cpp",
         "fmha_fwd_splitkv_api.cpp",
-        "fmha_batch_prefill_api.cpp",  # empty: prefill is never asked for
+        "fmha_batch_prefill_api.cpp",  # empty, since no call uses prefill
         "cpp_itfs_mha_fwd_generate.cpp",
         "fmha_v3_fwd_codegen.cpp",
     }
@@ -62,14 +62,14 @@ def test_generated_files(unpacked, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in forward.files} == stamps
 
 
-def test_a_filter_that_matches_nothing(unpacked, tmp_path):
+def test_a_filter_that_matches_no_kernel_is_an_error(unpacked, tmp_path):
     with pytest.raises(
         BuildError, match=r"no kernel matches '\*d127\*', .* or .*; names look like"
     ):
         generate.generate(wheel.find(), "gfx942", Filters.parse("d127", None, None), tmp_path)
 
 
-def test_a_generator_that_fails(unpacked, tmp_path):
+def test_a_failed_generator_is_an_error(unpacked, tmp_path):
     script = unpacked / "aiter_meta/hsa/gfx942/fmha_v3_fwd/codegen.py"
     script.write_text("raise KeyError('lost')")
     with pytest.raises(BuildError, match=rf"(?s)generator {script} failed; .*lost"):
@@ -86,7 +86,7 @@ def test_small_files_are_joined(tmp_path):
     assert second.read_text().count("using") == 2
 
 
-# With what.
+# The compiler and its flags.
 
 
 def test_flags_follow_the_version_of_hip():
@@ -98,7 +98,7 @@ def test_flags_follow_the_version_of_hip():
     assert not any("amdgpu-function-calls" in flag for flag in upstream)
 
 
-def test_version_of_hip():
+def test_the_version_of_hip_is_read_from_hipccs_output():
     text = "HIP version: 6.4.43482-0f2d60242\nAMD clang version 19.0.0git"
     assert toolchain.hip_version(text) == (6, 4, 43482)
     with pytest.raises(BuildError, match="names no HIP version; it printed: 'clang'"):
@@ -106,7 +106,9 @@ def test_version_of_hip():
 
 
 HIPCC = "#!/bin/sh\ncat <<'EOF'\n{}\nEOF\n"
-OF_AMD = "HIP version: 6.4.43482-0f2d60242\nAMD clang version 19.0.0git (/llvm f2d)\nTarget: x86_64"
+AMD_OUTPUT = (
+    "HIP version: 6.4.43482-0f2d60242\nAMD clang version 19.0.0git (/llvm f2d)\nTarget: x86_64"
+)
 
 
 def make_hipcc(folder, text):
@@ -118,7 +120,7 @@ def make_hipcc(folder, text):
 
 
 def test_hipcc_of_rocm_path_comes_first(tmp_path, monkeypatch):
-    named, first = (make_hipcc(tmp_path / x, OF_AMD) for x in ("named", "first"))
+    named, first = (make_hipcc(tmp_path / x, AMD_OUTPUT) for x in ("named", "first"))
     monkeypatch.setenv("PATH", f"{tmp_path}/first/bin:/usr/bin:/bin")
     monkeypatch.delenv("ROCM_PATH", raising=False)
     assert toolchain.find("gfx942", tmp_path).link == (first,)
@@ -132,8 +134,10 @@ def test_hipcc_of_rocm_path_comes_first(tmp_path, monkeypatch):
         toolchain.find("gfx942", tmp_path)
 
 
-def test_a_clang_that_is_not_amds(tmp_path, monkeypatch):
-    make_hipcc(tmp_path / "rocm", OF_AMD.replace("AMD clang version 19.0.0git", "clang version 20"))
+def test_a_clang_that_is_not_amds_gets_no_flags_of_amds(tmp_path, monkeypatch):
+    make_hipcc(
+        tmp_path / "rocm", AMD_OUTPUT.replace("AMD clang version 19.0.0git", "clang version 20")
+    )
     monkeypatch.setenv("ROCM_PATH", f"{tmp_path}/rocm")
     found = toolchain.find("gfx942", tmp_path)
     assert found.description.endswith("a clang that is not AMD's (clang version 20 (/llvm f2d))")
@@ -141,14 +145,14 @@ def test_a_clang_that_is_not_amds(tmp_path, monkeypatch):
     assert not any("amdgpu-function-calls" in flag for flag in found.compile)
 
 
-def test_a_hip_that_is_too_old(tmp_path, monkeypatch):
+def test_a_hip_that_is_too_old_is_refused(tmp_path, monkeypatch):
     make_hipcc(tmp_path / "rocm", "HIP version: 5.2.21153-0\nDebian clang version 15.0.6")
     monkeypatch.setenv("ROCM_PATH", f"{tmp_path}/rocm")
     with pytest.raises(BuildError, match=r"is the hipcc of HIP 5\.2\.21153, and AITER needs"):
         toolchain.find("gfx942", tmp_path)
 
 
-def test_flags_the_compiler_does_not_know_are_left_out(tmp_path):
+def test_flags_that_the_compiler_does_not_know_are_left_out(tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\ncase "$*" in *new*) echo unknown >&2; exit 1;; esac\n')
     compiler.chmod(0o755)
@@ -161,7 +165,7 @@ def test_flags_the_compiler_does_not_know_are_left_out(tmp_path):
 
 @pytest.fixture
 def project(tmp_path):
-    """Build folder, stand-in compiler with its log, and a library of five files."""
+    """The build folder, the stand-in compiler and its log, and five sources of two libraries."""
     tools, log = fake_aiter.make_toolchain(tmp_path)
     folder = tmp_path / "a folder with $signs"
     folder.mkdir()
@@ -177,7 +181,7 @@ def _ignore(done: int, total: int, step: str) -> None:
 
 
 @needs_ninja
-def test_an_interrupted_build_goes_on(project):
+def test_an_interrupted_build_continues(project):
     folder, _, log, sources = project
 
     def interrupt(done: int, total: int, step: str) -> None:
@@ -192,8 +196,10 @@ def test_an_interrupted_build_goes_on(project):
 
     reported = []
     ninja.run(folder, 1, lambda *step: reported.append(step))
-    assert reported[-1][0] == reported[-1][1] <= 7 - len(before) + 1  # one may have been cut short
-    # ninja itself says which; every step was finished once, in one run or the other.
+    assert (
+        reported[-1][0] == reported[-1][1] <= 7 - len(before) + 1
+    )  # one step may have been interrupted
+    # The two runs together have finished every step.
     assert {"liba.so", "libb.so", *(f"{path.stem}.o" for path in sources)} == set(
         log.read_text().splitlines()
     )
@@ -207,7 +213,7 @@ def test_an_interrupted_build_goes_on(project):
 
 
 @needs_ninja
-def test_a_failure_shows_what_the_compiler_said(project):
+def test_a_failure_shows_the_output_of_the_compiler(project):
     folder, _, _, sources = project
     sources[1].write_text("broken")
     with pytest.raises(BuildError, match=r"the same command continues it") as stop:
@@ -234,7 +240,7 @@ hipError_t hipGetDevice(int* device) { return *device = 3, 0; }
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) { return p->device = device, 0; }
 }
 """
-ASKS = """
+CALLER = """
 #include <hip/hip_runtime_api.h>
 #include <cstdlib>
 #include "aiter_environment.h"
@@ -246,11 +252,11 @@ extern "C" int device() { hipDeviceProp_t p; hipGetDeviceProperties(&p, 0); retu
 
 @needs_ninja
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_what_aiter_asks_is_answered_for_its_own_build(tmp_path):
-    """Libraries of two builds in one process, linked as AITER's are."""
+def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path):
+    """The libraries of two builds, linked as AITER's are, run in one process."""
     (tmp_path / "hip").mkdir()
     (tmp_path / "hip" / "hip_runtime_api.h").write_text(HIP_STAND_IN)
-    (tmp_path / "asks.cc").write_text(ASKS)
+    (tmp_path / "asks.cc").write_text(CALLER)
     (tmp_path / "hip.cc").write_text(HIP)
     adapter = wheel.adapter_folder()
     flags = ("-std=c++20", "-fPIC", f"-I{tmp_path}", f"-I{adapter}")
@@ -259,7 +265,7 @@ def test_what_aiter_asks_is_answered_for_its_own_build(tmp_path):
     lines = ["import ctypes, os", "os.environ['AITER_ASM_DIR'] = '/nowhere/'"]
     for arch in ("gfx942", "gfx950"):
         folder = tmp_path / arch
-        for other in ("gfx950", "gfx90a", "gfx942"):  # in any order, as folders are read
+        for other in ("gfx950", "gfx90a", "gfx942"):  # folders are read in any order
             (folder / "hsa" / other).mkdir(parents=True)
         libraries = [
             Library("libhip.so", (tmp_path / "hip.cc",)),
@@ -288,8 +294,8 @@ def test_what_aiter_asks_is_answered_for_its_own_build(tmp_path):
 
 @needs_ninja
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_what_dispatch_mentions_must_be_built(tmp_path):
-    """Real libraries, of which one needs the other and both are found beside each other."""
+def test_a_library_must_name_the_libraries_that_it_needs(tmp_path):
+    """Real libraries are linked; one needs the other and finds it beside itself."""
     tools = Toolchain("g++", ("g++", "-fPIC"), ("g++",))
     sources = {
         "one": "int one() { return 1; }",
@@ -297,14 +303,14 @@ def test_what_dispatch_mentions_must_be_built(tmp_path):
     }
     for name, text in sources.items():
         (tmp_path / f"{name}.cpp").write_text(text)
-    one = Library("libone.so", (tmp_path / "one.cpp",))
-    two = Library("libtwo.so", (tmp_path / "two.cpp",), needs=("libone.so",))
-    ninja.write(tmp_path, tools, [one, two])
+    first = Library("libone.so", (tmp_path / "one.cpp",))
+    second = Library("libtwo.so", (tmp_path / "two.cpp",), needs=("libone.so",))
+    ninja.write(tmp_path, tools, [first, second])
     ninja.run(tmp_path, 2, _ignore)
     load = f"import ctypes; print(ctypes.CDLL({str(tmp_path / 'libtwo.so')!r})._Z3twov())"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, check=True)
     assert done.stdout == "2\n"
 
-    ninja.write(tmp_path, tools, [one, dataclasses.replace(two, needs=())])
+    ninja.write(tmp_path, tools, [first, dataclasses.replace(second, needs=())])
     with pytest.raises(BuildError, match=r"undefined reference to .one\(\)"):
         ninja.run(tmp_path, 2, _ignore)

@@ -1,4 +1,4 @@
-"""The scripts of `attn-dispatch completion`, in the shells that are installed."""
+"""The scripts of `attn-dispatch completion`, tested in the shells that are installed."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ _BASHRC = f"source ./bash\nPS1='{PROMPT}'\nbind 'set show-all-if-ambiguous on'\n
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """With a script for each shell, and something to complete."""
+    """A folder with a script for each shell, and files to complete."""
     pytest.importorskip("shtab")
-    made = tmp_path_factory.mktemp("completion")
+    folder_path = tmp_path_factory.mktemp("completion")
     for shell in SHELLS:
         name = "_attn-dispatch" if shell == "zsh" else shell
-        with (made / name).open("w") as script, redirect_stdout(script):
+        with (folder_path / name).open("w") as script, redirect_stdout(script):
             cli.main(["completion", shell])
-    (made / ".zshrc").write_text(_ZSHRC)
-    (made / "bashrc").write_text(_BASHRC)
-    (made / "calls.json").write_text("[]")
-    (made / "calm").mkdir()
-    return made
+    (folder_path / ".zshrc").write_text(_ZSHRC)
+    (folder_path / "bashrc").write_text(_BASHRC)
+    (folder_path / "calls.json").write_text("[]")
+    (folder_path / "calm").mkdir()
+    return folder_path
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_script_has_every_command(shell: str, folder: Path):
+def test_a_script_names_every_command(shell: str, folder: Path):
     script = (folder / ("_attn-dispatch" if shell == "zsh" else shell)).read_text()
     assert all(name in script for name in cli.names())
     assert "each-rewrite" in script
 
 
-def typed(words: list[str], folder: Path, line: str, is_there: Callable[[str], bool]) -> str:
-    """What an interactive shell shows once the line and a tab or two have been typed."""
+def shell_output(
+    words: list[str], folder: Path, line: str, is_complete: Callable[[str], bool]
+) -> str:
+    """The output of an interactive shell after the line and two tabs have been typed."""
     terminal, inside = pty.openpty()
     environment = {"ZDOTDIR": str(folder), "TERM": "dumb", "PATH": os.environ["PATH"]}
     shell = subprocess.Popen(
@@ -62,7 +64,7 @@ def typed(words: list[str], folder: Path, line: str, is_there: Callable[[str], b
     try:
         shown = _read(terminal, lambda x: PROMPT in x)
         os.write(terminal, line.encode() + b"\t\t")
-        return shown + _read(terminal, is_there)
+        return shown + _read(terminal, is_complete)
     finally:
         shell.kill()
         shell.wait()
@@ -70,10 +72,10 @@ def typed(words: list[str], folder: Path, line: str, is_there: Callable[[str], b
         os.close(terminal)
 
 
-def _read(terminal: int, is_enough: Callable[[str], bool], seconds: float = 10) -> str:
+def _read(terminal: int, is_complete: Callable[[str], bool], seconds: float = 10) -> str:
     shown, until = "", time.monotonic() + seconds
-    while not is_enough(shown) and (left := until - time.monotonic()) > 0:
-        if select.select([terminal], [], [], left)[0]:
+    while not is_complete(shown) and (remaining := until - time.monotonic()) > 0:
+        if select.select([terminal], [], [], remaining)[0]:
             shown += os.read(terminal, 4096).decode(errors="replace")
     return shown
 
@@ -103,10 +105,10 @@ def test_a_shell_completes(shell: str, line: str, expected: str, folder: Path):
         assert expected in fish(folder, line)
         return
     words = {"bash": ["bash", "--rcfile", "bashrc", "-i"], "zsh": ["zsh", "-i"]}[shell]
-    assert expected in typed(words, folder, line, lambda x: expected in x)
+    assert expected in shell_output(words, folder, line, lambda x: expected in x)
 
 
-def test_without_shtab(monkeypatch):
+def test_without_shtab_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(SystemExit, match="made by shtab: pip install shtab"):
         cli.main(["completion", "bash"])

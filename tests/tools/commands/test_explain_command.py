@@ -1,4 +1,4 @@
-"""`attn-dispatch explain`: a call said in a line, and what that line means."""
+"""`attn-dispatch explain`: the notation of a call, the options, and the output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def struct(dtype, *shape: int) -> jax.ShapeDtypeStruct:
 
 
 @pytest.fixture
-def said(capsys, monkeypatch):
+def output_of(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*words: str) -> str:
@@ -58,27 +58,27 @@ def said(capsys, monkeypatch):
           "page_table": struct(jnp.int32, 4, 2), "key_value_seq_lengths": struct(jnp.int32, 4)}),
     ],
 )  # fmt: skip
-def test_notation(text: str, expected: dict):
+def test_the_notation_gives_arguments(text: str, expected: dict):
     assert notation.arguments(text) == expected
 
 
-def test_constants_as_python_writes_them():
+def test_constants_may_be_written_as_in_python():
     found = notation.arguments("q=f32[8,1,4] is_causal=True return_lse=False mask=None")
     assert found["is_causal"] is True and found["return_lse"] is False and found["mask"] is None
 
 
-def test_a_foreign_name_whose_value_is_unreadable():
+def test_a_foreign_name_with_an_unreadable_value_gets_our_name():
     with pytest.raises(ValueError, match=r"got '127,0'; window here is local_window_size, both"):
         notation.arguments("q=f32[8,1,4] window=127,0")
 
 
-def test_dropout_in_the_call_brings_its_key(said):
-    by_option = said("q=f32[1,8,1,4]", "--dropout", "0.1")
+def test_dropout_adds_a_key_to_the_call(output_of):
+    by_option = output_of("q=f32[1,8,1,4]", "--dropout", "0.1")
     assert "dropout_key" in by_option
-    assert said("q=f32[1,8,1,4] dropout_rate=0.1") == by_option
+    assert output_of("q=f32[1,8,1,4] dropout_rate=0.1") == by_option
 
 
-def test_arrays_that_are_one_stay_one():
+def test_an_array_named_twice_is_one_array():
     found = notation.arguments("q=bf16[64,2,64] cu_seqlens_q=i32[3] cu_seqlens_kv=cu_seqlens_q")
     assert found["cu_seqlens_q"] is found["cu_seqlens_kv"]
     assert found["query"] is found["key"] is found["value"]
@@ -98,22 +98,22 @@ def test_arrays_that_are_one_stay_one():
         ("q=bf16[2,4,1,8] k=x", "key: expected arrays .*got 'x'"),
     ],
 )
-def test_what_is_no_call(text: str, message: str):
+def test_a_wrong_notation_is_refused(text: str, message: str):
     with pytest.raises(ValueError, match=message):
         notation.arguments(text)
     with pytest.raises(SystemExit, match=f"error: .*{message}"):
         cli.main(["explain", text])
 
 
-def test_it_is_what_explain_says(said):
+def test_the_output_is_that_of_explain(output_of):
     q, kv = struct(jnp.bfloat16, 2, 256, 8, 64), struct(jnp.bfloat16, 2, 512, 2, 64)
-    assert said(CALL) == str(attn_dispatch.explain(q, kv, kv))
+    assert output_of(CALL) == str(attn_dispatch.explain(q, kv, kv))
     expected = attn_dispatch.explain(
         q, kv, kv, is_causal=True, causal_alignment="bottom_right", local_window_size=(127, None),
         logits_soft_cap=30.0, scale=0.5, target="h100",
     )  # fmt: skip
     flags = ["--causal", "--bottom-right", "--window", "127,none", "--soft-cap", "30"]
-    assert said(CALL, *flags, "--scale", "0.5", "--target", "H100") == str(expected)
+    assert output_of(CALL, *flags, "--scale", "0.5", "--target", "H100") == str(expected)
     ids = struct(jnp.int32, 2, 256)
     expected = attn_dispatch.explain(
         q, q, q, query_segment_ids=ids, max_segments=4, alibi_slopes=struct(jnp.float32, 8),
@@ -121,34 +121,34 @@ def test_it_is_what_explain_says(said):
         target="mi300x",
     )  # fmt: skip
     flags = ["--segments", "4", "--alibi", "--sinks", "--deterministic", "--lse"]
-    assert said("q=bf16[2,256,8,64]", *flags, "--target", "mi300x") == str(expected)
+    assert output_of("q=bf16[2,256,8,64]", *flags, "--target", "mi300x") == str(expected)
 
 
-def test_segments_of_both_sides_and_lengths(said):
-    text = said(CALL, "--segments", "4")
+def test_options_for_segments_lengths_and_dropout_add_arrays(output_of):
+    text = output_of(CALL, "--segments", "4")
     assert "query_segment_ids" in text and "key_value_segment_ids" in text
-    assert "key_value_seq_lengths" in said(CALL, "--lengths")
-    assert "dropout_rate=0.5" in said(CALL, "--dropout", "0.5")
+    assert "key_value_seq_lengths" in output_of(CALL, "--lengths")
+    assert "dropout_rate=0.5" in output_of(CALL, "--dropout", "0.5")
 
 
-def test_zero_is_a_value(said):
-    assert "scale=0" in said(CALL, "--scale", "0")
-    assert "window=(0, 0)" in said(CALL, "--window", "0")
+def test_zero_is_passed_on_as_a_value(output_of):
+    assert "scale=0" in output_of(CALL, "--scale", "0")
+    assert "window=(0, 0)" in output_of(CALL, "--window", "0")
     for option, name in (("--segments", "max_segments"), ("--soft-cap", "logits_soft_cap")):
         with pytest.raises(SystemExit, match=f"error: {name}: expected .*positive"):
             cli.main(["explain", CALL, option, "0"])
 
 
-def test_a_call_without_quotes(said):
-    assert said(*CALL.split(), "--causal") == said(CALL, "--causal")
+def test_a_call_needs_no_quotes(output_of):
+    assert output_of(*CALL.split(), "--causal") == output_of(CALL, "--causal")
 
 
-def test_a_file_of_calls(said, tmp_path):
+def test_the_calls_of_a_file_are_explained(output_of, tmp_path):
     file = tmp_path / "calls.json"
     call = {"query": "bfloat16[2,256,8,64]", "key": "bf16[2,512,2,64]", "value": "key"}
     file.write_text(json.dumps([call, call | {"is_causal": True}]))
-    first, second = said(str(file)).split("\n\n")
-    assert first == said(CALL) and second == said(CALL, "--causal")
+    first, second = output_of(str(file)).split("\n\n")
+    assert first == output_of(CALL) and second == output_of(CALL, "--causal")
     file.write_text(json.dumps([call | {"casual": True}]))
     with pytest.raises(SystemExit, match=r"error: .*calls.json: call 1: .*unexpected keyword"):
         cli.main(["explain", str(file)])
@@ -156,15 +156,15 @@ def test_a_file_of_calls(said, tmp_path):
         cli.main(["explain", str(tmp_path / "none.json")])
 
 
-def test_an_implementation_by_name(said):
+def test_an_implementation_can_be_named(output_of):
     flags = ["--segments", "4", "--alibi", "--sinks", "--target", "h100"]
-    heads_first = said("q=bf16[2,8,256,64] k=bf16[2,2,512,64] qkv_layout=BNTH", *flags)
-    arrays, _ = said(CALL, *flags).split("max_segments=4)", 1)
+    heads_first = output_of("q=bf16[2,8,256,64] k=bf16[2,2,512,64] qkv_layout=BNTH", *flags)
+    arrays, _ = output_of(CALL, *flags).split("max_segments=4)", 1)
     assert heads_first.startswith(f"{arrays}max_segments=4, heads first in queries")
-    assert "forward   xla" in said(CALL, "--implementation", "xla")
+    assert "forward   xla" in output_of(CALL, "--implementation", "xla")
     with pytest.raises(SystemExit) as status:
         cli.main(["explain", "q=f32[2,256,8,64]", "--implementation", "cudnn", "--target", "h100"])
-    assert status.value.code == 1, "nothing can run it"
+    assert status.value.code == 1, "no implementation can run the call"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_an_implementation_by_name(said):
         ([CALL, "--implementation", "cudn"], "cudn"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str):
+def test_errors_take_one_line(words: list[str], message: str):
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
         cli.main(["explain", *words])
 
@@ -195,28 +195,28 @@ def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str):
         ("none,none", (None, None)),
     ],
 )
-def test_windows(text: str, expected):
+def test_a_window_is_one_number_or_two(text: str, expected):
     assert window(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "none", "1,2,3", "x", "1.5"])
-def test_what_is_no_window(text: str):
+def test_a_wrong_window_is_refused(text: str):
     with pytest.raises(argparse.ArgumentTypeError, match="expected W or LEFT,RIGHT"):
         window(text)
 
 
 @needs_cudnn
-def test_lines_fit_the_terminal(said, monkeypatch):
+def test_the_output_fits_the_terminal(output_of, monkeypatch):
     for columns in (80, 100):
         monkeypatch.setenv("COLUMNS", str(columns))
-        text = said(CALL, "--causal", "--target", "h100")
+        text = output_of(CALL, "--causal", "--target", "h100")
         assert max(map(len, text.splitlines())) <= columns
         assert "chosen    forward: cudnn, backward: cudnn" in text
 
 
-def test_a_convention_is_said_in_words(capsys):
-    """And not at a line of Python, which is the command's."""
+def test_a_warning_about_conventions_names_no_line_of_python(capsys):
+    """The line would be one of the command's own code."""
     cli.main(["explain", "q=f32[2,1,4,8] k=f32[2,9,4,8]", "--causal", "--target", "cpu"])
-    told = capsys.readouterr().err
-    assert told.startswith("warning: is_causal=True with one query and several keys")
-    assert "sys.exit" not in told and ".py" not in told
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: is_causal=True with one query and several keys")
+    assert "sys.exit" not in warning and ".py" not in warning

@@ -1,4 +1,4 @@
-"""`attn-dispatch plan`: calls written as JSON, planned for a device that is not here."""
+"""`attn-dispatch plan`: plans of calls in a JSON file, for a device that need not be present."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def array(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
-def test_a_call_is_what_it_would_be_in_python(file):
+def test_a_call_of_the_file_has_the_spec_of_the_call_in_python(file):
     file.write_text(json.dumps([DENSE, RAGGED]))
     (_, dense), (_, ragged) = calls_in(file)
     assert dense == inspection.spec_of(
@@ -67,7 +67,7 @@ def test_a_call_is_what_it_would_be_in_python(file):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("[", "expected JSON"),
         ('{"query": 1}', "expected a list of objects"),
@@ -83,14 +83,14 @@ def test_a_call_is_what_it_would_be_in_python(file):
         (json.dumps([DENSE | {"mask": "bool[b,1,1,8]"}]), "call 1: mask: expected an array as"),
     ],
 )
-def test_what_is_no_call_is_told(file, content, said):
+def test_a_wrong_call_is_refused(file, content, message):
     file.write_text(content)
     with pytest.raises(SystemExit, match="error: ") as caught:
         main(["plan", "--target", "sm90", str(file)])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_there_must_be_something_to_plan_for(file, folder, monkeypatch):
+def test_the_command_needs_a_target_and_a_folder_for_plans(file, folder, monkeypatch):
     file.write_text(json.dumps([DENSE]))
     for target in ([], ["--target", "gfx942"]):
         with pytest.raises(SystemExit, match="name a --target"):
@@ -107,22 +107,22 @@ def test_there_must_be_something_to_plan_for(file, folder, monkeypatch):
 
 
 @needs_cudnn
-def test_the_plans_of_a_call_are_kept(file, folder, capsys):
+def test_the_plans_of_a_call_are_written(file, folder, capsys):
     file.write_text(json.dumps([DENSE]))
     main(["plan", "--target", "sm90", "--inference", str(file)])
     assert len(list(folder.glob("*.plan"))) == 1
     main(["plan", "--target", "sm90", str(file)])
     assert len(list(folder.glob("*.plan"))) == 3
-    said = capsys.readouterr().out
-    assert str(folder) in said and said.count("cudnn: eng") == 4
+    message = capsys.readouterr().out
+    assert str(folder) in message and message.count("cudnn: eng") == 4
 
 
 @needs_cudnn
-def test_they_are_those_that_training_asks_for(file, folder):
-    # A batch of its own: what this process has planned already it does not write again.
+def test_the_plans_are_those_that_training_needs(file, folder):
+    # No other test has this batch: a process does not write a plan twice.
     file.write_text(json.dumps([DENSE | {x: "bfloat16[3,256,4,64]" for x in ("query", "key")}]))
     main(["plan", "--target", "sm90", str(file)])
-    made = {x.name for x in folder.iterdir()}
+    written = {x.name for x in folder.iterdir()}
 
     def call(q: jax.Array, k: jax.Array) -> jax.Array:
         return attn_dispatch.dot_product_attention(
@@ -137,26 +137,26 @@ def test_they_are_those_that_training_asks_for(file, folder):
     with attn_dispatch.target("sm90"):
         for function in (call, step):
             jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
-    assert len(made) == 3 and {x.name for x in folder.iterdir()} == made
+    assert len(written) == 3 and {x.name for x in folder.iterdir()} == written
 
 
 @needs_cudnn
-def test_plans_that_cannot_be_kept_are_an_error(file, folder, capsys, monkeypatch):
+def test_plans_that_cannot_be_written_are_an_error(file, folder, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    # A shape of its own: what the process has planned before is not written again.
+    # No other test has this shape: a process does not write a plan twice.
     call = {"query": "bfloat16[5,320,4,64]", "key": "query", "value": "query"}
     file.write_text(json.dumps([call]))
     monkeypatch.setattr(plan_store.os, "replace", full)
     with pytest.raises(SystemExit, match="not all plans are kept: No space left on device"):
         main(["plan", "--target", "sm90", str(file)])
     assert not list(folder.glob("*.plan"))
-    assert not plan_store.write_failures(folder.parent), "another folder has lost nothing"
+    assert not plan_store.write_failures(folder.parent), "no failure is recorded for another folder"
 
 
 @needs_cudnn
-def test_a_refused_call_ends_with_status_1(file, folder, capsys):
+def test_a_refused_call_gives_status_1(file, folder, capsys):
     file.write_text(json.dumps([DENSE | {x: "float32[2,256,4,64]" for x in ("query", "key")}]))
     with pytest.raises(SystemExit) as caught:
         main(["plan", "--target", "sm90", str(file)])
@@ -165,12 +165,14 @@ def test_a_refused_call_ends_with_status_1(file, folder, capsys):
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])
-def test_what_is_said_of_a_plan_fits_the_terminal(file, folder, capsys, monkeypatch, columns: int):
+def test_the_reason_against_a_plan_fits_the_terminal(
+    file, folder, capsys, monkeypatch, columns: int
+):
     monkeypatch.setenv("COLUMNS", str(columns))
     file.write_text(json.dumps([{"query": "f32[2,8,1,4]", "key": "query", "value": "query"}]))
     with pytest.raises(SystemExit):
         main(["plan", "--target", "h200", "--inference", str(file)])
     lines = capsys.readouterr().out.splitlines()
-    said = lines[lines.index(next(x for x in lines if "as it is" in x)) :]
-    assert max(map(len, said)) <= columns
-    assert "got float32" in " ".join(" ".join(said).split())
+    message = lines[lines.index(next(x for x in lines if "as it is" in x)) :]
+    assert max(map(len, message)) <= columns
+    assert "got float32" in " ".join(" ".join(message).split())

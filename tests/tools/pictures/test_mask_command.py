@@ -1,4 +1,4 @@
-"""`attn-dispatch mask`: who attends to whom, beside what the call does."""
+"""`attn-dispatch mask`: its text and pictures, compared with the results of the call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mask(capsys):
 
 
 def attends(text: str) -> np.ndarray:
-    """bool [T, S]: of each line behind its label, whether anything but . and _ stands there."""
+    """The mask in a text, bool [T, S]: True for every character except . and _."""
     rows = [line.split()[1:] for line in text.partition("\n\n")[0].splitlines()[1:]]
     return np.array([[x not in "._" for x in row] for row in rows])
 
@@ -50,7 +50,7 @@ def attends(text: str) -> np.ndarray:
          {"mask_mod": mods.dilated_window(6, 2)}),
     ],
 )  # fmt: skip
-def test_it_shows_what_the_call_does(mask, words: str, call: dict):
+def test_the_text_shows_the_pairs_that_the_call_attends(mask, words: str, call: dict):
     shown = attends(text := mask(*words.split()))
     queries, keys = shown.shape
     query, key = (jnp.zeros((1, n, 1, 1)) for n in (queries, keys))
@@ -61,7 +61,7 @@ def test_it_shows_what_the_call_does(mask, words: str, call: dict):
     assert f"{shown.sum()} of {shown.size} pairs attend" in text
 
 
-def test_the_text(mask):
+def test_the_text_has_labels_padding_and_a_count(mask):
     assert mask("--seq", "3,4", "--causal", "--lengths", "3,3") == (
         "  0 1 2 3\n0 x . . _\n1 x x . _\n2 x x x _\n\n6 of 12 pairs attend (50%), _ is padding\n"
     )
@@ -81,7 +81,7 @@ def test_a_wide_mask_fits_the_terminal(mask, monkeypatch):
     ]
 
 
-def test_pictures(mask, tmp_path: Path):
+def test_pictures_are_written_as_svg_and_png(mask, tmp_path: Path):
     pytest.importorskip("matplotlib")
     for name, begins in (("a.svg", b"<?xml"), ("a.PNG", b"\x89PNG")):
         file = tmp_path / name
@@ -105,20 +105,22 @@ def test_pictures(mask, tmp_path: Path):
         ("--mod chunked_window(2)", "mask_mod=chunked_window(2)", "0123" * 2),
     ],
 )  # fmt: skip
-def test_a_picture_says_of_what_it_is(mask, tmp_path: Path, words: str, title: str, labels: str):
-    """Its title is the call's arguments, and at its sides are ids, or positions."""
+def test_a_picture_shows_the_arguments_and_the_ids(
+    mask, tmp_path: Path, words: str, title: str, labels: str
+):
+    """The title shows the call's arguments; the sides show ids or positions."""
     pytest.importorskip("matplotlib")
     mask("--seq", "4", "--out", str(tmp_path / "a.svg"), *words.split())
     root = ET.fromstring((tmp_path / "a.svg").read_text())
     texts = ["".join(x.itertext()) for x in root.iter("{http://www.w3.org/2000/svg}text")]
     shown = [x for x in texts if not x.isdigit()]
     assert shown == [title]
-    if "--alibi" not in words:  # whose numbers are in the picture
+    if "--alibi" not in words:  # ALiBi puts numbers into the picture
         assert "".join(x for x in texts if x.isdigit()) == labels
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--seq 0", "--seq: expected 1 to 512 queries and keys, got 0 and 0"),
         ("--seq 1000", "--seq: expected 1 to 512"),
@@ -131,17 +133,17 @@ def test_a_picture_says_of_what_it_is(mask, tmp_path: Path, words: str, title: s
         ("--seq 4 --out x.gif", "expected a file that ends with .svg or .png, got x.gif"),
     ],
 )
-def test_what_is_wrong_is_said(words: str, said: str, monkeypatch, tmp_path):
+def test_wrong_arguments_are_errors(words: str, message: str, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as status:
         cli.main(["mask", *words.split()])
-    assert str(status.value).startswith(f"error: {said}")
+    assert str(status.value).startswith(f"error: {message}")
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
-    ("mod", "said"),
+    ("mod", "message"),
     [
         ("chunked_window", "expected a mod like 'chunked_window(4)', got 'chunked_window'"),
         ("chunked_windows(4)", "expected one of "),
@@ -153,21 +155,21 @@ def test_what_is_wrong_is_said(words: str, said: str, monkeypatch, tmp_path):
         (f"chunked_window({'-' * 3000}4)", "expected a mod like"),
     ],
 )
-def test_what_is_no_mod(mod: str, said: str, capsys):
+def test_a_wrong_mod_is_refused(mod: str, message: str, capsys):
     with pytest.raises(SystemExit):
         cli.main(["mask", "--seq", "4", "--mod", mod])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_without_matplotlib(monkeypatch, tmp_path):
+def test_without_matplotlib_the_error_names_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "attn_dispatch_tools.pictures.drawing", None)
     monkeypatch.delattr("attn_dispatch_tools.pictures.drawing", raising=False)
     with pytest.raises(SystemExit, match="pictures are drawn with matplotlib: pip install mat"):
         cli.main(["mask", "--seq", "4", "--out", str(tmp_path / "a.svg")])
 
 
-def test_a_picture_of_more_numbers_than_can_be_drawn(tmp_path):
-    """512 x 512 of them would take minutes, and 2.6 GB."""
+def test_a_picture_of_too_many_numbers_is_refused(tmp_path):
+    """512 x 512 numbers would take minutes and 2.6 GB."""
     words = ["mask", "--seq", "200", "--alibi", "--out", str(tmp_path / "mask.png")]
     with pytest.raises(SystemExit, match="expected at most 16,384 numbers to draw, got 40,000"):
         cli.main(words)

@@ -1,4 +1,4 @@
-"""How a command ends: interrupted, cut off, with nowhere to write to, in a poor locale."""
+"""The end of a command: interrupted, with a closed pipe, a full disk, or a poor locale."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from attn_dispatch_tools.terminal.folder import made_folder
 
 
 def process(code: str, **how) -> subprocess.CompletedProcess[str]:
-    """A process that runs this; `command` is what `attn-dispatch` would run in it, without JAX."""
-    # What a shell starts in the background ignores SIGINT, and so do its children.
+    """Run code in a process. Its function `command` stands in for the command, without JAX."""
+    # A process that a shell starts in the background ignores SIGINT, and so do its children.
     before = "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     before += "from attn_dispatch_tools.terminal import ending\n"
     words = [sys.executable, "-c", before + textwrap.dedent(code)]
     return subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60, **how)
 
 
-def test_interrupted():
+def test_an_interrupted_command_ends_with_status_130():
     done = process("""
         import atexit
         def command():
@@ -42,7 +42,7 @@ def test_interrupted():
     assert (done.stdout, done.stderr) == ("half of it\nand its guests leave\n", "interrupted\n")
 
 
-def test_interrupted_while_modules_are_imported():
+def test_an_interrupt_during_imports_ends_the_process_by_the_signal():
     done = process("""
         def command():
             with ending.dying_of_interrupts():
@@ -54,13 +54,13 @@ def test_interrupted_while_modules_are_imported():
     assert done.stderr == ""
 
 
-def test_who_handles_interrupts_keeps_handling_them():
+def test_a_callers_handler_of_interrupts_is_kept():
     before = signal.getsignal(signal.SIGINT)
-    mine = lambda *_: None  # noqa: E731
+    handler = lambda *_: None  # noqa: E731
     try:
-        signal.signal(signal.SIGINT, mine)
+        signal.signal(signal.SIGINT, handler)
         with dying_of_interrupts():
-            assert signal.getsignal(signal.SIGINT) is mine
+            assert signal.getsignal(signal.SIGINT) is handler
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with dying_of_interrupts():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
@@ -71,8 +71,8 @@ def test_who_handles_interrupts_keeps_handling_them():
 
 @pytest.mark.parametrize("status", ["pass", "raise SystemExit(1)"])
 @pytest.mark.parametrize("is_buffered", [True, False])
-def test_a_reader_that_has_had_enough(status: str, is_buffered: bool):
-    """Whatever the command's own status is, and whenever the pipe is found closed."""
+def test_a_closed_pipe_ends_the_command_with_status_141(status: str, is_buffered: bool):
+    """The status does not depend on the command's, nor on when the closed pipe is noticed."""
     read, write = os.pipe()
     os.close(read)
     code = f"""
@@ -87,7 +87,7 @@ def test_a_reader_that_has_had_enough(status: str, is_buffered: bool):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_locale_without_the_letters():
+def test_letters_that_the_locale_lacks_are_replaced():
     code = """
         print("\\u2026 \\u00b5s", file=sys.stderr)  # Python's own stderr escapes
         ending.run_process(lambda: print("3 \\u00b5s \\u2026"))
@@ -97,7 +97,7 @@ def test_a_locale_without_the_letters():
     assert (done.returncode, done.stdout) == (0, "3 ?s ?\n")
 
 
-def test_without_stdout():
+def test_a_command_runs_without_stdout():
     done = process("""
         os.close(1); sys.stdout = None
         ending.run_process(lambda: print("x"))
@@ -105,7 +105,7 @@ def test_without_stdout():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_full_disk_is_said_and_other_errors_are_not_hidden():
+def test_a_full_disk_is_a_short_error_and_other_errors_are_raised():
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -129,7 +129,7 @@ def test_an_error_fits_the_terminal(monkeypatch):
 
     with pytest.raises(SystemExit) as piped:
         run_to_the_end(command)
-    assert str(piped.value.code).count("\n") == 1, "a log has it in one line"
+    assert str(piped.value.code).count("\n") == 1, "a log gets the error in one line"
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "50")
     with pytest.raises(SystemExit) as shown:
@@ -140,7 +140,7 @@ def test_an_error_fits_the_terminal(monkeypatch):
 
 @pytest.fixture
 def homeless(monkeypatch):
-    """As a user is whom /etc/passwd does not know, where no HOME is set."""
+    """The platform finds no home folder: the user is not in /etc/passwd, and HOME is not set."""
 
     def unknown(*_, **__):
         raise RuntimeError("could not determine the home directory")
@@ -151,7 +151,7 @@ def homeless(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_without_a_home_nothing_is_kept(homeless, monkeypatch):
+def test_without_a_home_there_are_no_cache_folders(homeless, monkeypatch):
     name = "ATTN_DISPATCH_PLANS"
     assert settings.cache_path(name, "plans") is None
     assert settings.why_no_cache_path(name) == f"you have no home folder, and no {name}"
@@ -160,7 +160,7 @@ def test_without_a_home_nothing_is_kept(homeless, monkeypatch):
     assert aiter_folder.root().is_relative_to(sys.prefix)
 
 
-def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_made_is_an_error(monkeypatch, tmp_path):
     assert made_folder(tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"--out: expected a folder, got .*/file \(File exists\)"):

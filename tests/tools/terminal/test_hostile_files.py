@@ -1,4 +1,4 @@
-"""What commands say of files that cannot be read or written: a line with the file's name."""
+"""Files that commands cannot read or write: the error is one line with the name of the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READERS = (
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path, monkeypatch):
+def own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_PLANS", str(tmp_path / "plans"))
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / "winners.json"))
 
@@ -41,7 +41,7 @@ def error_of(*words: str) -> str:
 @pytest.mark.parametrize(
     "kind", ["folder", "pipe", "device", "loop", "huge", "nested", "not UTF-8", "empty", "below"]
 )
-def test_what_cannot_be_read(words, kind, tmp_path):
+def test_a_file_that_cannot_be_read_is_an_error_of_one_line(words, kind, tmp_path):
     file = tmp_path / "file.json"
     if kind == "folder":
         file.mkdir()
@@ -57,9 +57,9 @@ def test_what_cannot_be_read(words, kind, tmp_path):
         file = file / "file.json"
     else:
         file.write_bytes({"nested": b"[" * 10**6, "not UTF-8": b"\xff", "empty": b""}[kind])
-    said = error_of(*(x.replace("FILE", str(file)) for x in words))
-    assert str(file) in said and "\n" not in said and len(said) < 1000
-    assert "Errno" not in said and "Traceback" not in said
+    message = error_of(*(x.replace("FILE", str(file)) for x in words))
+    assert str(file) in message and "\n" not in message and len(message) < 1000
+    assert "Errno" not in message and "Traceback" not in message
 
 
 WRITERS = (
@@ -68,7 +68,7 @@ WRITERS = (
     ("bench", "--out", "FOLDER/new"),
     ("build-aiter", "--arch", "gfx942", "--out", "FOLDER/new"),
 )
-"""Commands that write, in a folder that must be made first or is there."""
+"""Commands that write into a folder, which exists or must be made."""
 
 _WITHOUT_PRIVILEGES = """
 import ctypes, os, sys
@@ -79,7 +79,7 @@ os.execv(sys.executable, [sys.executable, "-m", "attn_dispatch", *sys.argv[1:]])
 
 
 def unprivileged(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command, run so that permissions bind it, by root too."""
+    """Run a command without the privileges of root, so that permissions apply."""
     return subprocess.run(
         [sys.executable, "-c", _WITHOUT_PRIVILEGES, *words],
         capture_output=True, text=True, timeout=120, env=os.environ | variables,
@@ -87,7 +87,7 @@ def unprivileged(*words: str, **variables: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("words", WRITERS[:3], ids=lambda x: x[0])
-def test_a_folder_that_is_read_only(words, tmp_path):
+def test_a_read_only_folder_is_an_error(words, tmp_path):
     folder = tmp_path / "read only"
     folder.mkdir()
     folder.chmod(0o555)
@@ -97,8 +97,8 @@ def test_a_folder_that_is_read_only(words, tmp_path):
     assert str(folder) in done.stderr
 
 
-def test_files_that_may_not_be_read(tmp_path):
-    """Nor looked at, in a folder that may not be searched."""
+def test_files_in_a_folder_without_permission_are_errors(tmp_path):
+    """The folder may not be searched, so that its files cannot be opened."""
     folder = tmp_path / "private"
     folder.mkdir()
     for name in ("calls.json", "h200.json", "winners.json"):
@@ -119,21 +119,21 @@ def test_files_that_may_not_be_read(tmp_path):
 
 
 @pytest.mark.parametrize("words", WRITERS, ids=lambda x: x[0])
-def test_a_file_where_a_folder_should_be(words, tmp_path):
+def test_a_file_in_place_of_a_folder_is_an_error(words, tmp_path):
     (tmp_path / "file").touch()
-    said = error_of(*(x.replace("FOLDER", str(tmp_path / "file")) for x in words))
-    assert str(tmp_path / "file") in said and "Errno" not in said
+    message = error_of(*(x.replace("FOLDER", str(tmp_path / "file")) for x in words))
+    assert str(tmp_path / "file") in message and "Errno" not in message
 
 
-def test_build_aiter_beside_nothing_to_build_with(monkeypatch, tmp_path):
-    """What cannot be written is said before or after: never by a traceback."""
+def test_build_aiter_reports_paths_that_are_loops(monkeypatch, tmp_path):
+    """The error is a sentence, not a traceback."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert error_of("build-aiter", "--arch", "gfx942", "--out", str(tmp_path / "loop" / "x"))
     monkeypatch.setenv("ATTN_DISPATCH_AITER_WHEEL", str(tmp_path / "loop"))
     assert "ATTN_DISPATCH_AITER_WHEEL" in error_of("build-aiter", "--arch", "gfx942")
 
 
-def test_a_report_on_a_full_disk_leaves_the_earlier_one(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_earlier_report(tmp_path, monkeypatch):
     from attn_dispatch_tools.verify.report import Report
 
     facts = {"device": "CPU", "cudnn": "none"}
@@ -163,18 +163,20 @@ def test_a_report_on_a_full_disk_leaves_the_earlier_one(tmp_path, monkeypatch):
         ("ATTN_DISPATCH_POISON", "2"),
     ],
 )
-def test_a_variable_with_a_wrong_value(command, variable, value, monkeypatch, tmp_path):
+def test_a_wrong_value_of_a_variable_is_an_error_of_every_command(
+    command, variable, value, monkeypatch, tmp_path
+):
     monkeypatch.setenv(variable, value)
     calls = Path(tmp_path, "calls.json")
     calls.write_text("[]")
     words = {"explain": ("q=f32[1,8,1,4]",), "mask": ("--seq", "4"), "verify": ("--list",)}
-    said = error_of(
+    message = error_of(
         command, *words.get(command, (str(calls),) if command in ("plan", "tune") else ())
     )
-    assert "expected" in said and value in said
+    assert "expected" in message and value in message
 
 
-def test_the_completion_of_a_shell_needs_no_settings(monkeypatch, capsys):
+def test_completion_ignores_wrong_settings(monkeypatch, capsys):
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "x")
     cli.main(["completion", "bash"])
     assert "attn-dispatch" in capsys.readouterr().out

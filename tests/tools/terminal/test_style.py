@@ -1,4 +1,4 @@
-"""How what commands print looks: tables, and colours that change no word."""
+"""The look of the output of commands: tables, and colours that do not change the text."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Makes stdout a terminal; from within a test, as pytest sets stdout anew for it."""
+    """A function that makes stdout a terminal. Tests call it, since pytest replaces stdout."""
     pytest.importorskip("rich")
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
-    def made() -> Terminal:
+    def make() -> Terminal:
         monkeypatch.setattr(sys, "stdout", shown := Terminal())
         return shown
 
-    return made
+    return make
 
 
-def test_a_table(monkeypatch):
+def test_a_table_has_aligned_columns_and_rules(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     rule = "-" * 27
     expected = [
@@ -54,7 +54,7 @@ def test_a_table(monkeypatch):
     assert style.table(HEAD, ROWS).splitlines() == expected
 
 
-def test_a_table_that_is_too_wide_cuts_nothing(monkeypatch):
+def test_a_table_that_is_too_wide_becomes_a_list(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     rows = [[f"{x[0]} and more words", *x[1:]] for x in ROWS]
     text = style.table(HEAD, rows)
@@ -68,7 +68,7 @@ TEXT = "head\n  xla  usable " + "word " * 40 + "\n  [bold]no[/bold]: markup"
 MARKS = {r"(?m)^head$": style.HEADING, r"xla +(usable)": style.GOOD}
 
 
-def test_colours_change_no_word_and_break_no_line(terminal, monkeypatch):
+def test_colours_do_not_change_words_or_lines(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     out = terminal()
     style.show(TEXT, MARKS)
@@ -78,17 +78,17 @@ def test_colours_change_no_word_and_break_no_line(terminal, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_where_no_colours_are_wanted(terminal, monkeypatch, name: str, value: str):
+def test_colours_can_be_switched_off(terminal, monkeypatch, name: str, value: str):
     monkeypatch.setenv(name, value)
     out = terminal()
     style.show(TEXT, MARKS)
     shown = out.getvalue()
-    if name == "NO_COLOR":  # bold is no colour
+    if name == "NO_COLOR":  # NO_COLOR allows bold
         shown = shown.replace("\x1b[1m", "").replace("\x1b[0m", "")
     assert shown == f"{TEXT}\n"
 
 
-def test_in_a_pipe_there_are_no_escapes(capsys, monkeypatch):
+def test_a_pipe_gets_no_escape_codes(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     style.show(TEXT, MARKS)
     assert capsys.readouterr().out == f"{TEXT}\n"
@@ -97,7 +97,7 @@ def test_in_a_pipe_there_are_no_escapes(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "style"), [("passed", "\x1b[32mall "), ("failed", "\x1b[1;31mall ")]
 )
-def test_the_sum_of_a_run_is_red_where_something_is_wrong(terminal, status, style: str):
+def test_the_sum_of_a_run_is_red_if_a_case_failed(terminal, status, style: str):
     outcome = Outcome("a/b", "a", status, errors={"out": 1.0}, allowances={"out": 2.0})
     out = terminal()
     show_report(Report({"device": "cpu"}, "xla", {}, (outcome,), 1.0))

@@ -1,4 +1,4 @@
-"""What commands have in common on a terminal: progress with rich and without, pages, help."""
+"""Shared parts of commands: progress with and without rich, pages, widths, help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def without(monkeypatch):
-    """Makes the import of a package fail."""
+    """A function that makes the import of packages fail."""
 
     def missing(*names: str) -> None:
         real = builtins.__import__
@@ -55,14 +55,14 @@ PLAIN = (
 )  # fmt: skip
 
 
-def test_progress_where_no_terminal_is(capsys):
+def test_progress_in_a_pipe_prints_lines(capsys):
     run(every=2)
     assert capsys.readouterr() == (PLAIN, "")
     run(every=2, is_stderr=True)
     assert capsys.readouterr() == ("", PLAIN)
 
 
-def test_progress_without_rich(monkeypatch, without):
+def test_progress_without_rich_prints_lines(monkeypatch, without):
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     without("rich")
     run(every=2)
@@ -72,18 +72,18 @@ def test_progress_without_rich(monkeypatch, without):
         say("this")
 
 
-def test_progress_on_a_terminal(monkeypatch):
+def test_progress_on_a_terminal_shows_a_bar(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stdout", out := Terminal())
     run(every=2)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
-    assert "[red] 3" in plain, "a text is no markup"
+    assert "[red] 3" in plain, "text is not read as markup"
     assert "4/4" in plain and "4 passed" in plain and "of 4:" not in plain
 
 
-def test_a_total_that_changes(capsys):
+def test_progress_follows_a_total_that_changes(capsys):
     with progress("Compiling", every=50) as shown:
         shown.at(7, 120, "a.cc")
         shown.at(100, 120, "b.cc")
@@ -106,7 +106,7 @@ code <x>
 """
 
 
-def test_a_page_needs_no_other_file(tmp_path: Path):
+def test_a_page_contains_its_pictures_and_escapes_text(tmp_path: Path):
     pytest.importorskip("markdown_it")
     picture = tmp_path / "bars.svg"
     picture.write_text("<svg/>")
@@ -117,10 +117,10 @@ def test_a_page_needs_no_other_file(tmp_path: Path):
     assert where == "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()
     assert not re.findall(r'(?:href|src)="(?!data:)', text)
     order = [text.index(x) for x in ("<h1>", "A sentence with", "<img", "<table>")]
-    assert order == sorted(order), "what came of it is read before the pictures"
+    assert order == sorted(order), "the summary comes before the pictures"
 
 
-def test_a_page_without_its_library(without):
+def test_without_its_library_a_page_is_an_error(without):
     without("markdown_it")
     with pytest.raises(ModuleNotFoundError, match="pip install rich"):
         page("# a")
@@ -129,14 +129,14 @@ def test_a_page_without_its_library(without):
 @pytest.mark.parametrize(
     ("columns", "expected"), [(None, 80), ("20", 40), ("90", 90), ("300", 100)]
 )
-def test_width(monkeypatch, columns, expected: int):
+def test_the_width_is_40_to_100_columns(monkeypatch, columns, expected: int):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", columns)
     assert width() == expected
 
 
-def test_wrapped():
+def test_wrapped_lines_are_indented_and_words_stay_whole():
     assert wrapped("x  ", "one two three", 8) == ["x  one", "   two", "   three"]
     assert wrapped("", "/a/very/long/path-of-one", 10) == ["/a/very/long/path-of-one"]
 
@@ -150,13 +150,13 @@ def test_wrapped():
     ],
 )
 @pytest.mark.parametrize("columns", [20, 40, 60])
-def test_a_command_to_copy_is_never_broken(command: str, columns: int):
+def test_a_command_to_copy_stays_on_one_line(command: str, columns: int):
     lines = wrapped("  - ", f"not built here: {command}, which takes some minutes", columns)
     assert sum(command in line for line in lines) == 1, lines
     assert all(len(line) <= columns or command in line for line in lines)
 
 
-def test_help_fills_paragraphs_and_leaves_examples(monkeypatch):
+def test_help_fills_paragraphs_but_not_examples(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     commands = argparse.ArgumentParser(prog="x").add_subparsers()
     parser = add_command(

@@ -1,4 +1,4 @@
-"""A worker of the conformance suite with something wrong about it, which its argument names."""
+"""A worker of the conformance suite that misbehaves in the way that its argument names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_dispatch_tools.verify.suite import Conformance
 
 
 class Odd(Conformance):
-    """XLA, but for cases with "causal" in their names."""
+    """The suite for XLA, which misbehaves in cases with "causal" in their names."""
 
     implementation = "xla"
 
@@ -39,14 +39,14 @@ class Odd(Conformance):
             case "hang":
                 time.sleep(600)
             case "print":
-                print("a library has something to say")
+                print("a line printed by a library")
             case "wrong":
                 self.spoil()
         return super().check(case)
 
     def spoil(self) -> None:
-        right = xla.forward
-        xla.forward = lambda *args: (right(*args)[0] * 1.01, *right(*args)[1:])
+        forward = xla.forward
+        xla.forward = lambda *args: (forward(*args)[0] * 1.01, *forward(*args)[1:])
 
 
 if __name__ == "__main__":

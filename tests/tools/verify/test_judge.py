@@ -1,7 +1,7 @@
-"""The conformance suite on wrong implementations: each is noticed by the case kept for it.
+"""The conformance suite on wrong implementations: each is noticed by the case recorded for it.
 
-Which case that is was found by mutate_judge.py, among drawn ones, and is kept in judged.json;
-`python -m tests.scripts.mutate_judge --write` finds them anew.
+mutate_judge.py found the cases among drawn ones and recorded them in judged.json;
+`python -m tests.scripts.mutate_judge --write` finds them again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_the_record_has_all_wrong_implementations():
     assert list(_NOTICED_BY) == list(WRONG), "python -m tests.scripts.mutate_judge --write"
 
 
-def test_none_survives():
+def test_no_wrong_implementation_survives():
     assert [name for name, case in _NOTICED_BY.items() if case is None] == []
 
 
@@ -43,7 +43,7 @@ def test_the_wrong_implementation_is_noticed(name: str, case: str):
     assert failures(WRONG[name], _CASES[case])
 
 
-def test_nothing_is_left_of_them():
+def test_a_wrong_implementation_is_removed_after_an_error():
     wrong, before = WRONG["layout/out_with_heads_first"], select.IMPLEMENTATIONS
     with pytest.raises(RuntimeError), wrong.installed():
         assert select.IMPLEMENTATIONS == (*before, wrong)
@@ -51,7 +51,7 @@ def test_nothing_is_left_of_them():
     assert before == select.IMPLEMENTATIONS
 
 
-def test_a_right_fused_kernel_is_found_right():
+def test_the_judge_accepts_a_correct_fused_kernel():
     shorter = replace(draws.KERNELS, lengths=(1, 2, 33, 64, 100))
     cases = draws.examples(75, 20261122, shorter) + draws.examples(25, seed=20261122)
     wrong = {case.name: fused_in_numpy.failures(case) for case in cases}

@@ -1,4 +1,4 @@
-"""The `attn-dispatch verify` command, and how its workers fail."""
+"""The `attn-dispatch verify` command, and failures of its workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import attn_dispatch
 import attn_dispatch_tools
 from attn_dispatch import aiter
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
 from attn_dispatch.core.rewrites.empty import NO_SCORES
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
 from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.verify import draws, pool
@@ -39,7 +39,7 @@ NAMES = [f"plain/{x}_{SIZE}" for x in ("full", "causal", "bottom_right")]
 
 @pytest.fixture
 def verify(tmp_path, capsys):
-    """Runs the command; returns its exit status, what it printed and, if it got so far, reports."""
+    """A function that runs the command and returns its status, output and both reports, if any."""
 
     def run(*arguments: str) -> tuple[int | str | None, str, dict, str]:
         with pytest.raises(SystemExit) as ended:
@@ -56,12 +56,12 @@ def verify(tmp_path, capsys):
     return run
 
 
-def odd(what: str) -> list[str]:
-    """The command line of odd_worker.py."""
-    return [sys.executable, str(Path(__file__).with_name("odd_worker.py")), what]
+def odd_worker(behaviour: str) -> list[str]:
+    """The command line of odd_worker.py that misbehaves in this way."""
+    return [sys.executable, str(Path(__file__).with_name("odd_worker.py")), behaviour]
 
 
-def test_report(verify):
+def test_a_run_writes_its_counts_and_outcomes(verify):
     status, printed, report, text = verify("--cases", f"{CASES},nothing/*", "--jobs", "2")
     assert status == 0
     assert "3 cases of xla, 2 at a time" in printed
@@ -82,7 +82,7 @@ def test_report(verify):
     assert "| plain | 3 | 0 | 0 | 0 | 0." in text
 
 
-def test_the_report_as_a_page(verify, tmp_path):
+def test_html_writes_the_report_as_a_page(verify, tmp_path):
     pytest.importorskip("markdown_it")
     pytest.importorskip("matplotlib")
     status, printed, *_ = verify("--cases", NAMES[0], "--html")
@@ -94,7 +94,7 @@ def test_the_report_as_a_page(verify, tmp_path):
     assert f"<td>jax</td>\n<td>{jax.__version__}</td>" in text
 
 
-def test_settings_are_in_the_report(verify, monkeypatch):
+def test_the_report_has_the_settings(verify, monkeypatch):
     for name, value in {"SCRATCH_LIMIT": "2GB", "AITER_ASM": "0", "REWRITES": "0"}.items():
         monkeypatch.setenv(f"ATTN_DISPATCH_{name}", value)
     _, _, report, text = verify("--cases", NAMES[0])
@@ -103,7 +103,7 @@ def test_settings_are_in_the_report(verify, monkeypatch):
     assert "| scratch_limit | 2000000000 |" in text
 
 
-def test_drawn_cases(verify):
+def test_random_draws_cases_after_named_ones(verify):
     status, printed, report, _ = verify("--cases", NAMES[0], "--random", "2", "--seed", "4")
     assert status == 0
     assert "--random 2 --seed 4 draws them again" in printed
@@ -111,7 +111,7 @@ def test_drawn_cases(verify):
     assert report["options"]["seed"] == 4
 
 
-def test_calls_of_serving_are_drawn(verify):
+def test_serving_draws_calls_with_a_cache(verify):
     status, printed, report, _ = verify("--cases", "", "--random", "3", "--serving", "--seed", "4")
     assert status == 0 and "--random 3 --serving --seed 4 draws them again" in printed
     assert [x["case"] for x in report["outcomes"]] == ["served/4_0", "served/4_1", "served/4_2"]
@@ -122,11 +122,11 @@ def test_calls_of_serving_are_drawn(verify):
     assert {0, 1} <= {length for case in cases for length in case.kv_lengths or ()}
 
 
-def test_each_rewrite_is_drawn(verify):
+def test_each_rewrite_draws_calls_for_every_rewrite(verify):
     drawn = each_rewrite(draws.examples(150, 5))
     used = Counter(case.rewrite for case in drawn)
-    # No axis is drawn empty, and no page of 24 keys or the like, which named cases have; and no
-    # call on whole pages alone, nor one so long that it gains by queries and keys on one diagonal.
+    # Draws have no empty axis, no page of an odd size such as 24 keys, no call on whole pages
+    # alone, and no call long enough to gain from queries and keys on one diagonal.
     left_out = (NO_SCORES, SMALLER_PAGES, HEADS_AS_QUERIES, ONE_DIAGONAL)
     names = {x.name for x in (*REWRITES, *ONE_BY_ONE)} - {x.name for x in left_out}
     assert used.keys() - {""} == names
@@ -141,7 +141,7 @@ def test_each_rewrite_is_drawn(verify):
     ]
 
 
-def test_an_interrupted_run_reports_what_was_done(verify, monkeypatch):
+def test_an_interrupted_run_reports_the_cases_that_were_done(verify, monkeypatch):
     def interrupted(cases, command, jobs):
         yield Outcome(cases[1].name, cases[1].family)
         raise KeyboardInterrupt
@@ -154,9 +154,9 @@ def test_an_interrupted_run_reports_what_was_done(verify, monkeypatch):
     assert "interrupted: 1 of 3 cases were done" in printed
 
 
-def test_what_failed_runs_again(verify, monkeypatch, tmp_path):
-    """From the report alone: the drawn call is in it, and what is in the table is found there."""
-    monkeypatch.setattr(pool, "command", lambda implementation: odd("wrong"))
+def test_repeat_runs_failed_cases_again(verify, monkeypatch, tmp_path):
+    """Drawn calls are stored in the report; named cases are found in the table."""
+    monkeypatch.setattr(pool, "command", lambda implementation: odd_worker("wrong"))
     arguments = ("--cases", NAMES[1], "--random", "4", "--seed", "3", "--jobs", "1")
     _, _, report, _ = verify(*arguments)
     bad = [x for x in report["outcomes"] if x["status"] == "failed"]
@@ -173,20 +173,20 @@ def test_what_failed_runs_again(verify, monkeypatch, tmp_path):
     assert again["options"] == {"repeat": "earlier.json", "jobs": 1}
 
 
-def test_no_such_report(verify, tmp_path):
+def test_repeat_of_a_file_that_is_no_report_is_an_error(verify, tmp_path):
     (tmp_path / "other.json").write_text("[1]")
     for name in ("none.json", "other.json"):
         status, *_ = verify("--repeat", str(tmp_path / name))
         assert "expected the JSON file of a report" in str(status) and name in str(status)
 
 
-def test_an_implementation_that_cannot_run_here(verify):
+def test_an_implementation_that_cannot_run_is_an_error(verify):
     status, printed, report, _ = verify("--implementation", "cudnn")
     expected = "error: cudnn cannot run here: cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)"
     assert (status, printed, report) == (expected, "", {})
 
 
-def test_what_is_refused_is_no_failure_but_proves_nothing(verify, monkeypatch):
+def test_a_run_of_refused_cases_alone_has_status_1(verify, monkeypatch):
     monkeypatch.setattr(aiter, "unusable_reason", lambda device: "")
     status, printed, report, text = verify("--cases", CASES, "--implementation", "aiter")
     assert status == 1
@@ -196,8 +196,8 @@ def test_what_is_refused_is_no_failure_but_proves_nothing(verify, monkeypatch):
     assert f"- 3 cases: {reason}" in text
 
 
-def test_a_wrong_implementation_is_found(verify, monkeypatch):
-    monkeypatch.setattr(pool, "command", lambda implementation: odd("wrong"))
+def test_a_wrong_implementation_fails_its_cases(verify, monkeypatch):
+    monkeypatch.setattr(pool, "command", lambda implementation: odd_worker("wrong"))
     status, printed, report, text = verify("--cases", CASES, "--jobs", "1")
     assert status == 1
     causal = next(x for x in report["outcomes"] if x["case"] == NAMES[1])
@@ -207,9 +207,12 @@ def test_a_wrong_implementation_is_found(verify, monkeypatch):
     assert f"### {NAMES[1]}: failed" in text
 
 
-def outcomes(what: str, **options: float) -> dict[str, Outcome]:
-    """What comes of NAMES with one odd worker; only the causal case suffers from it."""
-    found = {x.case: x for x in pool.run([BY_NAME[x] for x in NAMES], odd(what), 1, **options)}
+def outcomes(behaviour: str, **options: float) -> dict[str, Outcome]:
+    """The outcomes of NAMES with one odd worker, which affects only the causal case."""
+    found = {
+        x.case: x
+        for x in pool.run([BY_NAME[x] for x in NAMES], odd_worker(behaviour), 1, **options)
+    }
     assert found.keys() == set(NAMES)
     assert [found[NAMES[0]].status, found[NAMES[2]].status] == ["passed", "passed"]
     return found
@@ -222,7 +225,7 @@ def test_a_crash_is_reported_and_the_others_go_on():
     assert "as the test wants it" in crashed.failures[0]
 
 
-def test_a_worker_that_exits():
+def test_a_worker_that_exits_is_reported():
     ended = outcomes("exit")[NAMES[1]]
     assert (ended.status, ended.failures) == ("crashed", ("the worker ended with exit status 3",))
 
@@ -238,12 +241,12 @@ def test_a_worker_whose_device_is_broken_is_replaced():
     assert outcomes("device")[NAMES[1]].status == "failed"
 
 
-def test_a_worker_that_hangs_is_given_up():
-    (stuck,) = pool.run([BY_NAME[NAMES[1]]], odd("hang"), 1, seconds_per_case=1)
+def test_a_worker_that_hangs_is_ended():
+    (stuck,) = pool.run([BY_NAME[NAMES[1]]], odd_worker("hang"), 1, seconds_per_case=1)
     assert (stuck.status, stuck.failures[0]) == ("crashed", "no answer within 1 s")
 
 
-def test_what_libraries_print_is_not_taken_for_an_answer():
+def test_output_of_libraries_is_not_read_as_an_answer():
     assert outcomes("print")[NAMES[1]].status == "passed"
 
 
@@ -258,11 +261,11 @@ def test_outcomes_survive_json():
     assert outcome.used == float("inf")
 
 
-def test_no_such_case(verify):
+def test_a_pattern_without_cases_is_an_error(verify):
     assert verify("--cases", "nothing/*")[0] == "error: no case is named like 'nothing/*'"
 
 
-def test_cases_are_listed_and_nothing_runs(capsys, tmp_path):
+def test_list_prints_cases_and_runs_nothing(capsys, tmp_path):
     cli.main(["verify", "--list", "--cases", "window/*", "--out", str(tmp_path / "none")])
     names = capsys.readouterr().out.split()
     assert names and set(names) == {x for x in BY_NAME if x.startswith("window/")}
@@ -270,7 +273,7 @@ def test_cases_are_listed_and_nothing_runs(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["", "--serving", "--each-rewrite"])
-def test_drawn_cases_are_listed_too(capsys, flag: str):
+def test_list_includes_drawn_cases(capsys, flag: str):
     words = f"verify --list --cases plain/* --random 3 --seed 5 {flag}".split()
     cli.main(words)
     listed = capsys.readouterr()
@@ -281,12 +284,12 @@ def test_drawn_cases_are_listed_too(capsys, flag: str):
     assert "--seed 5 draws them again" in listed.err
 
 
-def test_a_seed_without_drawn_cases(verify):
+def test_a_seed_without_random_is_an_error(verify):
     assert "--seed: expected --random N as well" in str(verify("--seed", "0")[0])
 
 
 @pytest.mark.parametrize("arguments", [("--jobs", "0"), ("--random", "-1"), ("--jobs", "many")])
-def test_wrong_numbers(verify, arguments):
+def test_wrong_numbers_are_refused(verify, arguments):
     assert verify(*arguments)[0] == 2
 
 
@@ -296,7 +299,7 @@ def _numbers(*pairs: tuple[str, float], **rest) -> Outcome:
                       "allowances": dict.fromkeys(errors, 2.0)} | rest)  # fmt: skip
 
 
-def test_what_the_plots_show():
+def test_plots_show_shares_by_family_and_result():
     pytest.importorskip("matplotlib")
     from attn_dispatch_tools.verify import plots
 
@@ -321,7 +324,7 @@ def test_what_the_plots_show():
     assert rows["gradient of query"] == ([0.25], "1 array, worst 0.25")
 
 
-def test_a_page_of_an_earlier_report(capsys, tmp_path):
+def test_plot_writes_a_page_of_an_earlier_report(capsys, tmp_path):
     pytest.importorskip("markdown_it")
     pytest.importorskip("matplotlib")
     outcomes = (
@@ -343,7 +346,7 @@ def test_a_page_of_an_earlier_report(capsys, tmp_path):
     assert "by result" in shown[1] and "2 arrays, 1 wrong" in shown[1]
 
 
-def test_a_page_where_all_was_refused_has_no_plot(tmp_path):
+def test_a_report_of_refused_cases_alone_has_no_plot(tmp_path):
     pytest.importorskip("matplotlib")
     from attn_dispatch_tools.verify import plots
 
@@ -351,18 +354,18 @@ def test_a_page_where_all_was_refused_has_no_plot(tmp_path):
     assert plots.draw(Report({}, "flash", {}, (refused,), 1.0), tmp_path) == []
 
 
-def test_plots_of_no_report(tmp_path):
+def test_plot_of_a_file_that_is_no_report_is_an_error(tmp_path):
     other = tmp_path / "other.json"
     other.write_text("[]")
     for path in (other, tmp_path / "none.json"):
         with pytest.raises(SystemExit) as ended:
             cli.main(["verify", "--plot", str(path)])
-        said = str(ended.value.code)
-        assert "expected the JSON file of a report of `attn-dispatch verify`" in said
-        assert str(path) in said
+        message = str(ended.value.code)
+        assert "expected the JSON file of a report of `attn-dispatch verify`" in message
+        assert str(path) in message
 
 
-def test_without_matplotlib_nothing_runs(verify, monkeypatch):
+def test_html_without_matplotlib_is_an_error_before_the_run(verify, monkeypatch):
     pytest.importorskip("markdown_it")
     monkeypatch.delitem(sys.modules, "attn_dispatch_tools.verify.plots", raising=False)
     monkeypatch.delattr(attn_dispatch_tools.verify, "plots", raising=False)  # pyright: ignore[reportAttributeAccessIssue]

@@ -7,13 +7,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from attn_dispatch.core.rewrites.cache.beside_pages import BESIDE_PAGES
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.dense import (
     BAND_AS_MASK,
     MASK_AS_BIAS,
@@ -23,6 +16,13 @@ from attn_dispatch.core.rewrites.dense import (
 from attn_dispatch.core.rewrites.dropout_keys import CALL_FOR_EACH_KEY
 from attn_dispatch.core.rewrites.empty import NO_SCORES
 from attn_dispatch.core.rewrites.in_parts import in_parts_of
+from attn_dispatch.core.rewrites.kv_cache.beside_pages import BESIDE_PAGES
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.mask_as_lengths import MASK_MOD_AS_LENGTHS
 from attn_dispatch.core.rewrites.mask_from_out import MASK_FROM_OUT
 from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP, SCORE_MOD_AS_SLOPES

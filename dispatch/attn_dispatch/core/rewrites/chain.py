@@ -55,8 +55,7 @@ class Chain:
 
     def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple[jax.Array, ...]:
         """The results of the first call, in the order of its `result_names`."""
-        # A call beside another is given the arrays of both, so leave out those that it lacks.
-        results = self._step(0, for_(self.first, operands), kernel, xla)
+        results = self._step(0, operands, kernel, xla)
         return tuple(results[name] for name in self.first.result_names)
 
     def _step(self, i: int, operands: Arrays, kernel: Compute, xla: Compute) -> Arrays:
@@ -66,7 +65,8 @@ class Chain:
 
         def beside(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
             chain = dict(self.beside)[spec]
-            results = chain.compute(dict(operands), kernel, xla)
+            # It is given the arrays of both calls: leave out those that it lacks.
+            results = chain.compute(for_(chain.first, operands), kernel, xla)
             return dict(zip(spec.result_names, results, strict=True))
 
         calls = Calls(lambda _, x: self._step(i + 1, dict(x), kernel, xla), xla, beside)

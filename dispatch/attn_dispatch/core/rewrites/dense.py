@@ -31,7 +31,6 @@ from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
-from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
 
 
@@ -105,7 +104,7 @@ BAND_AS_MASK = Rewrite(
     _band_as_mask,
     _compute_band,
     adds=("mask",),
-    when=lambda spec: not is_packed(spec) and (spec.has("window") or spec.band != (None, None)),
+    when=lambda spec: not spec.is_packed and (spec.has("window") or spec.band != (None, None)),
     pairs=lambda spec: (_band_shape(spec),),
     # For a band a kernel may skip rows that attend nothing, and draw their mask for the next rows.
     moves_dropout=True,
@@ -152,8 +151,8 @@ def _compute_sequences(
         outer = replace(calls, kernel=kernel)
         return _compute_slopes(spec, _slopes_as_bias(spec), operands, outer)
     mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
-    clean, bad = _without_nan(spec, operands)
-    results = dict(calls.kernel(inner, for_(inner, operands | clean | {"mask": mask})))
+    cleared, bad = _without_nan(spec, operands)
+    results = dict(calls.kernel(inner, for_(inner, operands | cleared | {"mask": mask})))
     attended = mask & (operands["bias"] > -jnp.inf) if spec.has("bias") else mask
     pairs = attended.any(axis=1)  # [B, T, S]
     of_queries = bad["query"] | (pairs & bad["key"][:, None, :]).any(axis=2)
@@ -182,7 +181,7 @@ SEQUENCES_AS_MASK = Rewrite(
     asked_of=SEQUENCES,
     adds=("mask", "bias"),
     # In packed sequences a mod counts positions within each sequence.
-    when=lambda spec: not (spec.meaning.mods and is_packed(spec)),
+    when=lambda spec: not (spec.meaning.mods and spec.is_packed),
     pairs=_sequence_arrays,
     moves_dropout=True,
 )
@@ -223,8 +222,7 @@ def _pairs(
     """The shape [·, ·, T, S] of an array made from the positions and, if there is one, from the
     operand `name`. `batch` and `heads` are the sizes that other operands of it require."""
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
-    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-    if is_packed(spec) or (has_lengths and is_bottom_right):
+    if spec.is_packed or (spec.has_lengths and is_bottom_right):
         batch = spec.batch
     if spec.has(name):
         own_batch, own_heads = spec.shape(name)[:2]
@@ -257,7 +255,7 @@ def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]
     assert positions.query_ids is not None and positions.key_ids is not None
     live = {"query": positions.query_ids > 0, "key": positions.key_ids > 0}
     sides = {"query": ("query", "out", "out_grad"), "key": ("key", "value")}
-    clean: Arrays = {}
+    cleared: Arrays = {}
     bad: Arrays = {}
     for side, names in sides.items():
         there = [name for name in names if spec.has(name)]
@@ -266,9 +264,9 @@ def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]
             is_finite.append(~jnp.isnan(operands["lse"]).any(axis=1))
         bad[side] = ~jnp.stack(is_finite).all(axis=0)
         keep = live[side] & ~bad[side]
-        clean |= {name: jnp.where(keep[..., None, None], operands[name], 0) for name in there}
+        cleared |= {name: jnp.where(keep[..., None, None], operands[name], 0) for name in there}
         if side == "query" and spec.has("lse"):
-            clean["lse"] = jnp.where(keep[:, None, :], operands["lse"], -jnp.inf)
+            cleared["lse"] = jnp.where(keep[:, None, :], operands["lse"], -jnp.inf)
         if side == "query" and spec.has("lse_grad"):
-            clean["lse_grad"] = jnp.where(keep[:, None, :], operands["lse_grad"], 0)
-    return clean, bad
+            cleared["lse_grad"] = jnp.where(keep[:, None, :], operands["lse_grad"], 0)
+    return cleared, bad

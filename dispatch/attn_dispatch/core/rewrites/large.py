@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.in_parts import in_parts_of, length_of, most_heads
 from attn_dispatch.core.rewrites.rewrite import Axis, Rewrite
-from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 MOST_BLOCKS = 65_535
 """The most blocks along one axis of a launch grid."""
@@ -35,7 +34,7 @@ def parts_of_a_large_call(spec: AttentionSpec) -> Iterator[Steps]:
     """Divisions to try because a kernel may refuse the whole call; none for an ordinary call."""
     if spec.symbols or spec.is_empty:
         return
-    sequences = (most_sequences(spec) or 1) if is_packed(spec) else 1
+    sequences = (spec.most_sequences or 1) if spec.is_packed else 1
     blocks: tuple[tuple[Axis, int], ...] = (
         ("batch", MOST_BLOCKS // sequences),
         ("heads", MOST_BLOCKS),

@@ -16,12 +16,11 @@ from attn_dispatch.core.rewrites.rewrite import MODS, Arrays, Calls, Rewrite, ch
 from attn_dispatch.programs.key_ranges import KeyRange, key_range, xla_array_of
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
-from attn_dispatch.semantics.row_ids import is_packed
 
 
 def _when(spec: AttentionSpec) -> bool:
     program = spec.meaning.mask_mod
-    if program is None or is_packed(spec) or spec.has("key_value_seq_lengths"):
+    if program is None or spec.is_packed or spec.has("key_value_seq_lengths"):
         return False
     # A bottom-right diagonal would move with the lengths.
     has_diagonal = spec.band != (None, None) or spec.has("alibi_slopes") or spec.has("window")

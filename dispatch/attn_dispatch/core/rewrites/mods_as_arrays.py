@@ -29,7 +29,6 @@ from attn_dispatch.programs.known_forms import KnownForm, known_form
 from attn_dispatch.programs.program import ModProgram, axes_of
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
-from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch.typed_jax import vjp
 
@@ -136,7 +135,7 @@ def _compute_with_bias(
             read,
             axes_of(program),
             is_learned=bool(moving),
-            is_packed=is_packed(spec),
+            is_packed=spec.is_packed,
         )
         return jnp.broadcast_to(found, _shape(spec, program))
 
@@ -176,7 +175,7 @@ def _bias_dtype(spec: AttentionSpec, found: KnownForm) -> str:
 def _shape(spec: AttentionSpec, program: ModProgram) -> tuple[int, int, int, int]:
     """The shape of what a mod computes, with 1 for each axis along which that is the same."""
     axes = axes_of(program)
-    has_rows = "b" in axes or (is_packed(spec) and not {"t", "s"}.isdisjoint(axes))
+    has_rows = "b" in axes or (spec.is_packed and not {"t", "s"}.isdisjoint(axes))
     return (
         spec.batch if has_rows or spec.shape("mods_start")[0] > 1 else 1,
         spec.num_heads if "n" in axes else 1,

@@ -27,8 +27,8 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     keys_as_rows,
 )
-from attn_dispatch.semantics.padding import round_up
-from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+from attn_dispatch.semantics.row_ids import row_lengths
+from attn_dispatch.semantics.wider_arrays import round_up
 
 _QUERY_ROWS = ("query", "out", "out_grad")
 _KEY_ROWS = ("key", "value")
@@ -56,7 +56,7 @@ def _when(spec: AttentionSpec) -> bool:
     # to the right.
     if spec.meaning.causal_alignment != "bottom_right" or left is None or right != 0:
         return False
-    if is_packed(spec) or spec.is_empty or spec.meaning.mods or any(map(spec.has, _CANNOT_GO)):
+    if spec.is_packed or spec.is_empty or spec.meaning.mods or any(map(spec.has, _CANNOT_GO)):
         return False
     cost = _cost(_rows(spec, left), left)
     return _LEAST_SAVED * cost <= _all_left(spec.seq_len_q, spec.seq_len_kv)

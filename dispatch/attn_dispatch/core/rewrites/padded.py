@@ -25,7 +25,6 @@ from attn_dispatch.core.rewrites.rewrite import (
 )
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.packing import SequenceRanges
-from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
 
 _QUERY_ROWS = ("query", "out", "out_grad")
 _KEY_ROWS = ("key", "value")
@@ -38,18 +37,23 @@ _CANNOT_GO = ("bias", "mask", "window")
 
 def _when(spec: AttentionSpec) -> bool:
     # A mod's b would become the number of the sequence.
-    if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)) or spec.meaning.mods:
+    if not spec.is_packed or any(map(spec.has, _CANNOT_GO)) or spec.meaning.mods:
         return False
-    number = most_sequences(spec)
-    t, s = (longest_sequence(spec, side) for side in ("query", "key"))
+    number = spec.most_sequences
+    t, s = spec.longest_sequences
     return bool(number) and number * t * s <= spec.seq_len_q * spec.seq_len_kv
 
 
-def _arrays(spec: AttentionSpec) -> dict[str, tuple[tuple[int, ...], str]]:
-    number = most_sequences(spec)
+def _number(spec: AttentionSpec) -> int:
+    """The number of padded rows for each batch row of a call to which the rewrite applies."""
+    number = spec.most_sequences
     assert number is not None
-    t, s = (longest_sequence(spec, side) for side in ("query", "key"))
-    batch = spec.batch * number
+    return number
+
+
+def _arrays(spec: AttentionSpec) -> dict[str, tuple[tuple[int, ...], str]]:
+    t, s = spec.longest_sequences
+    batch = spec.batch * _number(spec)
     arrays: dict[str, tuple[tuple[int, ...], str]]
     arrays = {name: ((batch,), "int32") for name in LENGTHS}
     for x in spec.operands:
@@ -73,8 +77,6 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-    number = most_sequences(spec)
-    assert number is not None
     ranges = SequenceRanges.of(spec, operands)
     queries = _Places(ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, inner.seq_len_q)
     keys = _Places(ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, inner.seq_len_kv)
@@ -82,6 +84,15 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
         "query_seq_lengths": ranges.lengths_q.reshape(-1),
         "key_value_seq_lengths": ranges.lengths_kv.reshape(-1),
     }
+    given |= _padded(spec, operands, queries, keys)
+    results = dict(calls.kernel(inner, for_(inner, given)))
+    results |= _packed(spec, results, queries, keys)
+    return results if spec.is_backward else nan_where_invalid(spec, operands, results)
+
+
+def _padded(spec: AttentionSpec, operands: Arrays, queries: _Places, keys: _Places) -> Arrays:
+    """The operands whose rows the inner call has in padded arrays."""
+    given: Arrays = {}
     for name, x in operands.items():
         if name in _QUERY_ROWS:
             given[name] = queries.padded(x)
@@ -90,22 +101,27 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
         elif name in _BY_HEAD:
             given[name] = jnp.swapaxes(queries.padded(jnp.swapaxes(x, 1, 2)), 1, 2)
         elif name in _OF_BATCH_ROW and x.shape[0] > 1:
-            given[name] = jnp.repeat(x, number, axis=0)
-    results = dict(calls.kernel(inner, for_(inner, given)))
+            given[name] = jnp.repeat(x, _number(spec), axis=0)
+    return given
+
+
+def _packed(spec: AttentionSpec, results: Arrays, queries: _Places, keys: _Places) -> Arrays:
+    """The results of the inner call that the call has in packed arrays, or by batch row."""
+    found: Arrays = {}
     for name, x in results.items():
         if name in _QUERY_ROWS:
-            results[name] = queries.packed(x, 0)
+            found[name] = queries.packed(x, 0)
         elif name in _KEY_ROWS:
-            results[name] = keys.packed(x, 0)
+            found[name] = keys.packed(x, 0)
         elif name in _BY_HEAD:
             by_row = queries.packed(jnp.swapaxes(x, 1, 2), -jnp.inf)
-            results[name] = jnp.swapaxes(by_row, 1, 2)
+            found[name] = jnp.swapaxes(by_row, 1, 2)
         elif name == "keep":
             by_row = queries.packed(jnp.swapaxes(x, 1, 2), True)  # [B, T, N, S']
-            results[name] = jnp.swapaxes(keys.columns(by_row), 1, 2)
+            found[name] = jnp.swapaxes(keys.columns(by_row), 1, 2)
         elif x.shape[0] > spec.shape(name)[0]:
-            results[name] = x.reshape(spec.batch, number, -1).sum(axis=1)
-    return results if spec.is_backward else nan_where_invalid(spec, operands, results)
+            found[name] = x.reshape(spec.batch, _number(spec), -1).sum(axis=1)
+    return found
 
 
 PACKED_AS_PADDED = Rewrite(

@@ -56,7 +56,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     # A bias of NaN or +inf makes out NaN, too. In rows that attend nothing, 0 replaces it below.
     no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
     out = results["out"] + no_number.swapaxes(1, 2)[..., None].astype(results["out"].dtype)
-    results["out"] = _zero_in(is_padding, out)
+    results["out"] = _cleared(is_padding, out)
     for name in ("lse", "row_max"):
         if name in results:
             results[name] = jnp.where(is_padding, -jnp.inf, results[name] + shift)
@@ -73,7 +73,7 @@ def _backward(
     is_padding = lse == -jnp.inf
     given = for_(inner, operands)
     given["lse"] = jnp.where(is_padding, _NO_WEIGHT, lse - jnp.where(is_padding, 0, shift))
-    given["out_grad"] = _zero_in(is_padding, given["out_grad"])
+    given["out_grad"] = _cleared(is_padding, given["out_grad"])
     if spec.has("lse_grad"):
         given["lse_grad"] = jnp.where(is_padding, 0, given["lse_grad"])
     results = dict(calls.kernel(inner, given))
@@ -96,7 +96,7 @@ def _row_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     return jnp.where(lse == -jnp.inf, 0, grad)
 
 
-def _zero_in(is_padding: jax.Array, x: jax.Array) -> jax.Array:
+def _cleared(is_padding: jax.Array, x: jax.Array) -> jax.Array:
     """x [B, T, N, V] with 0 in the rows of `is_padding` [1|B, 1|N, 1|T]."""
     return jnp.where(is_padding.swapaxes(1, 2)[..., None], 0, x)
 

@@ -1,5 +1,7 @@
 """The search for rewrites that lead from the caller's call to one that a kernel runs.
 
+It knows no implementation: eligibility.py gives it a function with the reasons against a call.
+
 A rewrite is taken where the kernel refuses a call, and the inner call no longer breaks some rule
 that the call breaks. The search goes through the list again until no rewrite helps. A preferred
 rewrite is taken wherever it brings no new reason. No rewrite leads back to an earlier call, because

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Arrays,
@@ -25,7 +25,6 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     gradients_without,
 )
-from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
 
@@ -65,7 +64,7 @@ SINKS_AFTERWARDS = Rewrite(
 
 def _keeps_kernels_of_a_cache(spec: AttentionSpec) -> bool:
     """Whether kernels for decoding, or for pages, may run the call if its sinks are removed."""
-    if not spec.has("sinks") or not spec.has("key_value_seq_lengths") or is_packed(spec):
+    if not spec.has("sinks") or not spec.has("key_value_seq_lengths") or spec.is_packed:
         return False
     return not spec.meaning.dropout_rate and (spec.is_paged or spec.seq_len_q <= MAX_QUERIES)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite, changed, for_
-from attn_dispatch.semantics.padding import pad_last, round_up
+from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
 _COLUMNS = ("value", "out", "out_grad")
 _MULTIPLE = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite, changed, for_
-from attn_dispatch.semantics.padding import pad_last
+from attn_dispatch.semantics.wider_arrays import pad_last
 
 _SIZES = {"query": "head_dim", "key": "head_dim", "value": "value_dim"} | dict.fromkeys(
     ("out", "out_grad"), "value_dim"

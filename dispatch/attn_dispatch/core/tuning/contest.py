@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,14 @@ import jax
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
-from attn_dispatch.core.rewrites.rewrite import SEQUENCE_OPERANDS, for_, forward_of, is_affordable
+from attn_dispatch.core.rewrites.rewrite import for_, forward_of
 from attn_dispatch.core.tuning import operands, screen, timing, winners
+from attn_dispatch.core.tuning.contestants import (
+    Contestant,
+    Standings,
+    first_line,
+    with_default_engines,
+)
 from attn_dispatch.core.tuning.numbers import differing
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
@@ -60,7 +66,7 @@ def tune(spec: AttentionSpec, device: Device) -> Winner | None:
     with _one_at_a_time:
         if (winner := select.winner(spec, device)) is not None:
             return winner
-        contestants = _implementations(spec, device)
+        contestants = with_default_engines(spec, device)
         if not contestants or (len(contestants) == 1 and not contestants[0].others(device)):
             return None
         _check_surroundings(device)
@@ -108,64 +114,6 @@ def _check_surroundings(device: Device) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """One way to compute a call: an implementation and one of its engines."""
-
-    choice: select.Choice
-    engine: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.choice.NAME} {self.engine}".strip()
-
-    def others(self, device: Device) -> tuple[str, ...]:
-        """The engines similar to its own; none if the implementation cannot name them."""
-        implementation = self.choice.implementation
-        try:
-            return implementation.other_engines(self.choice.chain.spec, device)
-        except Exception as error:  # another package may raise anything
-            screen.print_line(f"{implementation.NAME}: other_engines failed: {_first_line(error)}")
-            return ()
-
-
-@dataclass
-class _Standings:
-    """The results so far."""
-
-    seconds: dict[Contestant, float] = field(default_factory=dict[Contestant, float])
-    programs: dict[Contestant, timing.JittedCall] = field(
-        default_factory=dict["Contestant", timing.JittedCall]
-    )
-    left_out: dict[str, str] = field(default_factory=dict[str, str])
-
-    def best(self, count: int) -> list[Contestant]:
-        return sorted(self.seconds, key=self.seconds.__getitem__)[:count]
-
-
-def _implementations(spec: AttentionSpec, device: Device) -> list[Contestant]:
-    """The implementations that can run the call, with default engines, the untuned choice first."""
-    choices = select.candidates(spec, device)
-    if not choices:
-        return []
-    untuned = choices[0].implementation
-    has_sequences = any(spec.has(name) for name in SEQUENCE_OPERANDS)
-    keeps_nan_apart = untuned.KEEPS_NAN_APART and has_sequences
-    # XLA keeps the scores in memory, and takes very long where there are many.
-    pairs = (spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv)
-    is_strict = settings.current().fallback == "error"
-    return [
-        Contestant(choice)
-        for choice in choices
-        if choice.implementation is untuned
-        or not (
-            choice.chain.may_fall_back
-            or (keeps_nan_apart and not choice.implementation.KEEPS_NAN_APART)
-            or (choice.implementation.PLATFORM is None and (is_strict or not is_affordable(pairs)))
-        )
-    ]
-
-
 def _run_contest(
     spec: AttentionSpec,
     device: Device,
@@ -188,7 +136,7 @@ def _run_contest(
             )
         except Exception as error:
             # Out of memory, or the untuned choice failed: the call runs without tuning.
-            screen.print_line(f"not tuned: {_short(spec)}: {_first_line(error)}")
+            screen.print_line(f"not tuned: {_short(spec)}: {first_line(error)}")
             return None
     tried = len(standings.seconds) + len(standings.left_out)
     screen.print_line(
@@ -224,8 +172,8 @@ def _ranked(
     deadline: float,
     say: screen.Say,
     stop: threading.Event,
-) -> tuple[_Standings, Winner]:
-    untuned, standings = contestants[0], _Standings()
+) -> tuple[Standings, Winner]:
+    untuned, standings = contestants[0], Standings()
     expected = _try(untuned, device, arrays, standings)
 
     def try_contestant(contestant: Contestant) -> None:
@@ -239,7 +187,7 @@ def _ranked(
                 raise ValueError(f"other numbers than {untuned.name} in {', '.join(wrong)}")
         except Exception as error:
             standings.seconds.pop(contestant, None)
-            standings.left_out[contestant.name] = _first_line(error)
+            standings.left_out[contestant.name] = first_line(error)
 
     for contestant in contestants[1:]:
         try_contestant(contestant)
@@ -255,7 +203,7 @@ def _try_engines(
     spec: AttentionSpec,
     device: Device,
     start: Contestant,
-    standings: _Standings,
+    standings: Standings,
     try_contestant: Any,
     deadline: float,
 ) -> None:
@@ -283,7 +231,7 @@ def _try(
     contestant: Contestant,
     device: Device,
     arrays: Mapping[str, jax.Array],
-    standings: _Standings,
+    standings: Standings,
 ) -> Any:
     """Compile the contestant, run it once, and time it; returns its results."""
     program = compiled(partial(contestant.choice.compute, device))
@@ -299,7 +247,7 @@ def _try(
     return results
 
 
-def _final(untuned: Contestant, standings: _Standings) -> list[Contestant]:
+def _final(untuned: Contestant, standings: Standings) -> list[Contestant]:
     """The winner, then the others, after the best few and the untuned choice are timed in turns."""
     fast = standings.best(_FINALISTS)
     fast = [x for x in fast if standings.seconds[x] < 1.1 * standings.seconds[fast[0]]]
@@ -320,7 +268,7 @@ def _winner(
     spec: AttentionSpec,
     device: Device,
     untuned: Contestant,
-    standings: _Standings,
+    standings: Standings,
     order: Sequence[Contestant],
 ) -> Winner:
     return Winner(
@@ -341,7 +289,3 @@ def _short(spec: AttentionSpec) -> str:
     hidden = {"pass", "gradients", *spec.options.operands} - {"query", "key"}
     facts = (f"{name} {value}" for name, value in described.items() if name not in hidden)
     return f"{described['pass']} pass, {', '.join(facts)}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.options import RESIDUALS
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.row_ids import most_sequences
 
 _SIDES = {"query": 0, "q": 0, "key": 1, "kv": 1}
 
@@ -63,7 +62,7 @@ def _ends(spec: AttentionSpec, name: str, count: int) -> jax.Array:
 
 def _segment_ids(spec: AttentionSpec, name: str, shape: tuple[int, ...]) -> jax.Array:
     """Ids ascending from 1, then 0; eight segments if the spec gives no number."""
-    count = min(most_sequences(spec) or 8, _rows(spec, name))
+    count = min(spec.most_sequences or 8, _rows(spec, name))
     ends = _ends(spec, name, max(count, 1))
     places = jnp.arange(shape[1], dtype=jnp.int32)
     ids = jnp.searchsorted(ends, places, side="right").astype(jnp.int32) + 1

@@ -1,16 +1,15 @@
 // The emulator on an NVIDIA GPU: the arithmetic of cpu.cc, one thread per row, queued on the
-// stream. It answers one question that a CPU cannot: whether the handlers work where calls are
-// queued and the host cannot read device memory. So sequences and pages are not checked here.
-// Nothing is fast.
+// stream. It shows what the emulator on a CPU cannot: that the handlers work where calls are queued
+// and the host cannot read device memory. For the latter reason sequences and pages are not checked
+// here. The code is not written for speed.
 //
 // Built by build.cuda_library(), and by hip_on_nvidia.py into a module with rocm_backend.
 #include <cuda_runtime.h>
 
 #include "checks.h"
+#include "computations.h"
+#include "export.h"
 #include "hooks.h"
-#include "served.h"
-
-#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace attn_emulator {
 namespace {
@@ -40,51 +39,32 @@ __device__ bool find_place(const AttnAiterCall& call, int32_t rows, Sequence& s,
   return true;
 }
 
-__global__ void forward_kernel(AttnAiterForward forward) {
+enum class Side { kQuery, kKey };
+
+// Computes one row of queries or keys on each thread.
+template <Side side, auto compute, typename Call, typename... Options>
+__global__ void row_kernel(Call call, Options... options) {
+  constexpr bool is_key = side == Side::kKey;
   Sequence s;
   int32_t head, row;
-  if (!find_place(forward.call, forward.call.max_seq_len_q, s, head, row)) return;
-  if (row < s.len_q) forward_row(forward, s, head, row);
+  const int32_t rows = is_key ? call.call.max_seq_len_kv : call.call.max_seq_len_q;
+  if (!find_place(call.call, rows, s, head, row)) return;
+  if (row < (is_key ? s.len_k : s.len_q)) compute(call, options..., s, head, row);
 }
 
-__global__ void softmax_d_kernel(AttnAiterBackward backward) {
-  Sequence s;
-  int32_t head, row;
-  if (!find_place(backward.call, backward.call.max_seq_len_q, s, head, row)) return;
-  if (row < s.len_q) softmax_d_row(backward, s, head, row);
-}
-
-__global__ void dq_kernel(AttnAiterBackward backward, bool direct) {
-  Sequence s;
-  int32_t head, row;
-  if (!find_place(backward.call, backward.call.max_seq_len_q, s, head, row)) return;
-  if (row < s.len_q) dq_row(backward, direct, s, head, row);
-}
-
-__global__ void key_kernel(AttnAiterBackward backward) {
-  Sequence s;
-  int32_t head, col;
-  if (!find_place(backward.call, backward.call.max_seq_len_kv, s, head, col)) return;
-  if (col < s.len_k) key_row(backward, s, head, col);
-}
-
-__global__ void convert_dq_kernel(AttnAiterBackward backward) {
-  Sequence s;
-  int32_t head, row;
-  if (!find_place(backward.call, backward.call.max_seq_len_q, s, head, row)) return;
-  if (row < s.len_q) convert_dq_row(backward, s, head, row);
-}
-
-__global__ void split_kv_kernel(AttnAiterSplitKv split) {
-  const AttnAiterCall& call = split.call;
-  const int64_t index = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  if (index >= static_cast<int64_t>(call.batch) * call.num_heads * call.seq_len_q) return;
-  const auto row = static_cast<int32_t>(index % call.seq_len_q);
-  const auto head = static_cast<int32_t>(index / call.seq_len_q % call.num_heads);
-  const Sequence s = row_of(split, static_cast<int32_t>(index / call.seq_len_q / call.num_heads));
+__device__ void split_kv_row(const AttnAiterSplitKv& split, const Sequence& whole, int32_t head,
+                             int32_t row) {
+  const Sequence s = row_of(split, whole.index);
   for (int32_t part = 0; part < split.num_splits; ++part) split_row(split, s, head, row, part);
   combine_row(split, s, head, row);
 }
+
+constexpr auto forward_kernel = row_kernel<Side::kQuery, forward_row, AttnAiterForward>;
+constexpr auto softmax_d_kernel = row_kernel<Side::kQuery, softmax_d_row, AttnAiterBackward>;
+constexpr auto dq_kernel = row_kernel<Side::kQuery, dq_row, AttnAiterBackward, bool>;
+constexpr auto key_kernel = row_kernel<Side::kKey, key_row, AttnAiterBackward>;
+constexpr auto convert_dq_kernel = row_kernel<Side::kQuery, convert_dq_row, AttnAiterBackward>;
+constexpr auto split_kv_kernel = row_kernel<Side::kQuery, split_kv_row, AttnAiterSplitKv>;
 
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t threads, void* stream, Arguments... arguments) {
@@ -168,7 +148,8 @@ std::string run(const AttnAiterBackward& backward, void* stream) {
 
 }  // namespace attn_emulator
 
-// For check.py, which does not use CUDA: memory that host and device reach, and waiting.
+// For emulator_on_nvidia.py, which does not use CUDA: memory that host and device reach, and
+// waiting.
 ATTN_EXPORT void* attn_emulator_cuda_memory(int64_t bytes) {
   void* memory = nullptr;
   return cudaMallocManaged(&memory, bytes) == cudaSuccess ? memory : nullptr;

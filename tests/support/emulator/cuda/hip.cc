@@ -4,9 +4,8 @@
 
 #include <string>
 
+#include "export.h"
 #include "hooks.h"
-
-#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 

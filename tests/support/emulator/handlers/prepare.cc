@@ -1,5 +1,5 @@
-// The handlers' steps without XLA, for tests: from attributes and shapes, which may be as large as
-// a test wants, to the struct that would be launched. No pointer is followed.
+// The handlers' steps without XLA, for tests: from attributes and shapes of any size to the struct
+// that would be launched. No pointer is followed.
 #include <string.h>
 
 #include <cstdio>
@@ -12,6 +12,7 @@
 #include "call_site.h"
 #include "call_structs.h"
 #include "emulator_buffers.h"
+#include "export.h"
 #include "kernel_limits.h"
 
 namespace {
@@ -64,10 +65,10 @@ Status prepare(Pass pass, const Attributes& attributes, ArrayReader& arrays, voi
 // Prepares one call. `pass` is Pass's number, `lines` has "name=value" for each attribute, and the
 // first `num_operands` buffers are operands. Returns 0 with the struct in `into`, or 1 with the
 // sentence.
-extern "C" __attribute__((visibility("default"))) int attn_rocm_prepare(
-    int pass, const char* lines, int64_t num_buffers, int64_t num_operands, const int32_t* dtypes,
-    const int64_t* ranks, const int64_t* const* dims, void* const* data, void* into, int64_t size,
-    char* message, int32_t message_size) {
+ATTN_EXPORT int attn_rocm_prepare(int pass, const char* lines, int64_t num_buffers,
+                                  int64_t num_operands, const int32_t* dtypes, const int64_t* ranks,
+                                  const int64_t* const* dims, void* const* data, void* into,
+                                  int64_t size, char* message, int32_t message_size) {
   const auto fail = [&](const std::string& sentence) {
     std::snprintf(message, static_cast<size_t>(message_size), "%s", sentence.c_str());
     return 1;

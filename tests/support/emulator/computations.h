@@ -7,7 +7,7 @@
 
 namespace attn_emulator {
 
-// Runs or queues the call. Returns an empty string, or why it cannot.
+// Runs or queues the call. Returns an empty string, or the reason why it cannot.
 std::string run(const AttnAiterForward& forward, void* stream);
 std::string run(const AttnAiterBackward& backward, void* stream);
 std::string run(const AttnAiterSplitKv& split, void* stream);

@@ -1,4 +1,4 @@
-"""What computes a call without a GPU: NumPy in cuDNN's place, by cuDNN's rules, and XLA."""
+"""Computation of a call without a GPU: NumPy in cuDNN's place, by cuDNN's rules, and XLA."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Arrays = dict[str, Any]
 
 
 def rules(spec: AttentionSpec) -> list[Reason]:
-    """Reasons but for float32, in which results can be compared closely."""
+    """cuDNN's reasons against a call, except the dtype: float32 can be compared closely."""
     reasons = cudnn_rules.not_supported_reasons(spec)
     return [reason for reason in reasons if reason.rule != "dtype"]
 
 
 def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
-    """The call by NumPy, in the last of the ways to say it in cuDNN's terms."""
+    """The results of a call by NumPy, as the first of cuDNN's variants of it."""
     call = variants_of(spec)[0]
     if spec.is_backward:
         done = run(call, cudnn_arrays.backward_operands(spec, call, operands))

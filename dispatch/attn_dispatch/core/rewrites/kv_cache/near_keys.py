@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Arrays,
@@ -22,7 +22,7 @@ from attn_dispatch.core.rewrites.rewrite import (
 )
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.pages import keys_at
-from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+from attn_dispatch.semantics.row_ids import row_lengths
 
 _LEAST_SAVED = 4
 """The least ratio of all keys to those copied. A copy reads and writes what a kernel only reads."""
@@ -34,7 +34,7 @@ def _when(spec: AttentionSpec) -> bool:
     left, right = spec.band
     if left is None or right not in (None, 0) or spec.meaning.causal_alignment != "bottom_right":
         return False
-    if not spec.has("key_value_seq_lengths") or is_packed(spec) or spec.is_empty:
+    if not spec.has("key_value_seq_lengths") or spec.is_packed or spec.is_empty:
         return False
     if any(map(spec.has, _BY_PAIR)) or spec.meaning.mods or spec.wanted.needs_keep:
         return False

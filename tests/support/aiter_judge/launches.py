@@ -1,4 +1,4 @@
-"""What tests of AITER's dispatch share: the architectures, and the one ASM kernel of a launch."""
+"""Shared parts of the tests of AITER's dispatch: architectures, and the kernel of a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ def atomic_32(call: AiterCall) -> str:
 
 
 def launched(call: AiterCall, records: list[str]) -> tuple[str, str]:
-    """Name and file of the one ASM kernel, with CK's kernels around it if it is a backward pass."""
+    """The name and file of the one ASM kernel that the records show.
+
+    In a backward pass CK's kernels must run before and after it.
+    """
     assert not [line for line in records if line.startswith("missing ")], records
     (line,) = (line for line in records if line.startswith("asm "))
     if call.backward:

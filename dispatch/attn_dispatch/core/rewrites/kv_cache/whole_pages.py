@@ -22,10 +22,10 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.options import Promises
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
-from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES, is_plain
-from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
-from attn_dispatch.core.rewrites.cache.last_keys import MAX_LAST_PAIRS, with_last_keys
+from attn_dispatch.core.rewrites.kv_cache.blocks import IN_BLOCKS, Blocks
+from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES, is_plain
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import MOST_AS_HEADS, PART
+from attn_dispatch.core.rewrites.kv_cache.last_keys import MAX_LAST_PAIRS, with_last_keys
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     LENGTHS,
@@ -39,9 +39,9 @@ from attn_dispatch.core.rewrites.rewrite import (
 )
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged
-from attn_dispatch.semantics.padding import pad_last, round_up
 from attn_dispatch.semantics.pages import keys_at
-from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+from attn_dispatch.semantics.row_ids import row_lengths
+from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
 _BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
@@ -111,9 +111,9 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     results = calls.kernel(inner, for_(inner, given))
     t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
     # The kernel's results for a row without keys are unspecified.
-    is_live = (count > 0) & (t < ends.queries[:, None])
+    is_real = (count > 0) & (t < ends.queries[:, None])
     out, lse = results["out"], jnp.swapaxes(results["lse"], 1, 2)
-    lse = jnp.where(is_live[..., None], lse, -jnp.inf)
+    lse = jnp.where(is_real[..., None], lse, -jnp.inf)
     if (beside := _beside(spec)) is not None:
         rest = _by_kernel(spec, operands, plan, ends, beside, calls)
         out, lse = merged(out, lse, *rest)
@@ -139,49 +139,52 @@ class _Plan:
 
     @staticmethod
     def of(spec: AttentionSpec) -> _Plan | None:
-        left, right = spec.band
-        if spec.is_empty or spec.promises.whole_pages or is_packed(spec):
+        """The plan of a call; None if the rewrite does not apply to it."""
+        if not _can_be_split(spec) or _is_left_to_others(spec):
             return None
-        if not spec.has("key_value_seq_lengths") or any(map(spec.has, _BY_PAIR)):
+        if (blocks := Blocks.of(spec)) is None:
             return None
-        if (
-            spec.meaning.mods
-            or spec.wanted.needs_max
-            or spec.wanted.needs_keep
-            or 0 in (spec.head_dim, spec.head_dim_v)
-        ):
-            return None
-        is_open = (left, right) == (None, None)
-        if not is_open and spec.meaning.causal_alignment != "bottom_right":
-            return None
-        if right is not None and right < 0:
-            return None
-        rows = spec.seq_len_q * spec.num_heads // spec.num_kv_heads
-        goes_as_heads = spec.seq_len_q == 1 or rows <= MOST_AS_HEADS
-        if spec.seq_len_q <= MAX_QUERIES and is_plain(spec) and goes_as_heads:
-            return None  # few_queries.py leaves fewer keys to XLA
-        if spec.has("bias") and (
-            spec.seq_len_q > MAX_QUERIES or not spec.is_paged or spec.shape("bias")[3] == 1
-        ):
-            return None  # the bias would be an array of many pairs
-        if spec.seq_len_q > MAX_QUERIES and (left is not None or not spec.is_paged):
-            return None  # near_keys.py copies a window's keys; an array can be run as a packed one
-        if spec.seq_len_q > _MOST_PADDED and spec.batch > 1 and spec.has("query_seq_lengths"):
-            return None
-        blocks = Blocks.of(spec)
-        if blocks is None:
-            return None
-        columns = blocks.columns
+        (left, right), columns = spec.band, blocks.columns
         if left is not None:
             seen = spec.seq_len_kv if right is None else left + right + 1
             columns = min(columns, seen // blocks.size)
             if columns < _LEAST_WHOLE:
                 return None
         columns = round_up(columns, -(-_TILE // blocks.size))
+        is_open = (left, right) == (None, None)
         apart = blocks.size - 1 + (0 if is_open else spec.seq_len_q - 1)
         if spec.seq_len_q > MAX_QUERIES and 2 * apart > spec.seq_len_kv:
             return None  # so many keys remain that copying all is as good
         return _Plan(blocks, columns, 0 if left is None else apart, apart)
+
+
+def _can_be_split(spec: AttentionSpec) -> bool:
+    """Whether the results follow from those of whole blocks and those of the other keys."""
+    if spec.is_empty or spec.promises.whole_pages or spec.is_packed:
+        return False
+    if not spec.has("key_value_seq_lengths") or any(map(spec.has, _BY_PAIR)) or spec.meaning.mods:
+        return False
+    if spec.wanted.needs_max or spec.wanted.needs_keep or 0 in (spec.head_dim, spec.head_dim_v):
+        return False
+    left, right = spec.band
+    is_open = (left, right) == (None, None)
+    if not is_open and spec.meaning.causal_alignment != "bottom_right":
+        return False
+    return right is None or right >= 0
+
+
+def _is_left_to_others(spec: AttentionSpec) -> bool:
+    """Whether another rewrite computes less for the call, or this one would make large arrays."""
+    is_many = spec.seq_len_q > MAX_QUERIES
+    rows = spec.seq_len_q * spec.num_heads // spec.num_kv_heads
+    goes_as_heads = spec.seq_len_q == 1 or rows <= MOST_AS_HEADS
+    if not is_many and is_plain(spec) and goes_as_heads:
+        return True  # few_queries.py leaves fewer keys to XLA
+    if spec.has("bias") and (is_many or not spec.is_paged or spec.shape("bias")[3] == 1):
+        return True  # the bias would be an array of many pairs
+    if is_many and (spec.band[0] is not None or not spec.is_paged):
+        return True  # near_keys.py copies a window's keys; an array can be run as a packed one
+    return spec.seq_len_q > _MOST_PADDED and spec.batch > 1 and spec.has("query_seq_lengths")
 
 
 def _plan(spec: AttentionSpec) -> _Plan:

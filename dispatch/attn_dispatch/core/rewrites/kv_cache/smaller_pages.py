@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.blocks import Blocks
+from attn_dispatch.core.rewrites.kv_cache.blocks import Blocks
 from attn_dispatch.core.rewrites.rewrite import PAGES, Arrays, Calls, Rewrite, changed, for_
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 

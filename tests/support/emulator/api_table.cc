@@ -1,7 +1,7 @@
-// The table of functions of aiter_api.h, over the computations that are linked in (served.h).
-#include "served.h"
-
+// The table of functions of aiter_api.h, which call the computations of computations.h.
+#include "computations.h"
 #include "emulator_buffers.h"
+#include "export.h"
 #include "hooks.h"
 
 namespace attn_emulator {
@@ -48,7 +48,7 @@ int takes_asm(const Call* call, char* message, int32_t size) {
 }  // namespace
 }  // namespace attn_emulator
 
-extern "C" __attribute__((visibility("default"))) const AttnAiter* attn_dispatch_aiter(void) {
+ATTN_EXPORT const AttnAiter* attn_dispatch_aiter(void) {
   static const AttnAiter served = {ATTN_AITER_API_VERSION,
                                    "dev18",
                                    /*arch=*/nullptr,

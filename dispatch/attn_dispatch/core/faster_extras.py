@@ -1,4 +1,4 @@
-"""The order in which implementations are asked, from measurements."""
+"""The extras (implementations from optional packages) that were measured to be faster than ours."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.eligibility import reasons_as_it_is
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
-from attn_dispatch.semantics.row_ids import most_sequences
 
 _SEQUENCES = ("lengths", "segment ids", "cu_seqlens")
 _TILE = 128
 """Rows of queries that a kernel's block takes."""
 
 
-def in_order(
+def faster_first(
     implementations: Sequence[Implementation], spec: AttentionSpec, device: Device
 ) -> tuple[Implementation, ...]:
     """The implementations, best first for this call on this device.
 
-    An extra comes first if it runs the call without rewrites and a row of preferences.json records
-    that it is faster for such calls. If several do, the first row counts.
+    An extra comes first if it runs the call without rewrites and a row of faster_extras.json
+    records that it is faster for such calls. If several do, the first row counts.
     """
     eligible = [
         x
@@ -51,7 +50,7 @@ def _faster_names(spec: AttentionSpec, device: Device) -> list[str]:
         "tiles": spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
         "keys": spec.seq_len_kv,
         "keys_per_query": spec.seq_len_kv / spec.seq_len_q,
-        "queries_per_sequence": spec.seq_len_q / (most_sequences(spec) or 1),
+        "queries_per_sequence": spec.seq_len_q / (spec.most_sequences or 1),
         "head_dim": spec.head_dim,
         "head_dim_v": spec.head_dim_v,
         "lse_grad": spec.has("lse_grad"),
@@ -72,5 +71,5 @@ def _fits(wanted: dict[str, Any], facts: dict[str, Any]) -> bool:
 
 @cache
 def _table() -> list[dict[str, Any]]:
-    file = resources.files("attn_dispatch.core") / "preferences.json"
+    file = resources.files("attn_dispatch.core") / "faster_extras.json"
     return json.loads(file.read_text())["rows"]

@@ -1,4 +1,4 @@
-"""Padding that does not change what attention computes: wider head dims, rows put back."""
+"""Arrays made wider without changing what attention computes: wider head dims, rows put back."""
 
 from __future__ import annotations
 

@@ -1,0 +1,136 @@
+"""Derivatives that no kernel computes, by formulas: out and lse of a call in plain JAX.
+
+Whether formulas may stand in is decided at lowering, as for the call itself: attn_by_formula is an
+identity whose lowering asks `select`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.options import AttentionOptions, both_options
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import jax_compat, select
+from attn_dispatch.core.explicit_axes import with_auto_axes
+from attn_dispatch.core.jax_compat import Context, ad, batching, mlir
+from attn_dispatch.devices.target import device_for
+from attn_dispatch.typed_jax import vjp
+
+FORWARD_MODE = "forward-mode derivative"
+SECOND_ORDER = "derivative of a derivative"
+
+ArraySequence = Sequence[Any]
+
+
+def derivative_along(
+    function: Callable[..., list[jax.Array]],
+    arrays: ArraySequence,
+    tangents: ArraySequence,
+    moving: Sequence[int],
+    results: ArraySequence,
+) -> list[jax.Array]:
+    """The derivative along some tangents of a formula whose results are sharded like `results`."""
+    function = with_auto_axes(function, results)
+
+    def of_moving(*moved: Any) -> list[jax.Array]:
+        now = dict(zip(moving, moved, strict=True))
+        return function(*(now.get(i, x) for i, x in enumerate(arrays)))
+
+    derivative: Any = jax.jvp(
+        of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving]
+    )[1]
+    return derivative
+
+
+def gradients_of_call(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Array]:
+    """The gradients that attn_bwd computes, by formulas."""
+    has_lse_grad = "lse_grad" in options.operands
+    names = options.operands[: options.operands.index("out")]
+    call = replace(options, operands=names, wanted=replace(options.wanted, gradients=()))
+    function = _formula(
+        call, arrays, options.wanted.gradients, SECOND_ORDER, has_lse_grad=has_lse_grad
+    )
+    (_, lse), pull = vjp(function, *(arrays[name] for name in options.wanted.gradients))
+    return list(pull((arrays["out_grad"], arrays.get("lse_grad", jnp.zeros_like(lse)))))
+
+
+def tangents_of_results(
+    *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...], derivative: str
+) -> list[jax.Array]:
+    """The tangents of out and lse that attn_jvp computes, by formulas."""
+    by_name = dict(zip(options.operands, arrays, strict=False))
+    function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.wanted.needs_lse)
+    moving = [by_name[name] for name in wanted]
+    return list(jax.jvp(function, moving, list(arrays[-len(wanted) :]))[1])
+
+
+def _formula(
+    call: AttentionOptions,
+    arrays: dict[str, Any],
+    wanted: tuple[str, ...],
+    derivative: str,
+    *,
+    has_lse_grad: bool,
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """out and lse of a call as a function of the wanted operands, in plain JAX."""
+    # With dropout, the partner is that of the forward call whose mask is drawn again.
+    forward, _ = both_options(call, wanted, has_lse_grad=has_lse_grad)
+    forward = forward.returning(replace(forward.wanted, needs_max=False, needs_keep=False))
+    operands = {name: arrays[name] for name in call.operands}
+    whole = LeadingCall.of(tuple(operands.values()), forward)
+    asked = whole.spec.returning(replace(forward.wanted, derivative=derivative))
+
+    def function(*moving: Any) -> tuple[jax.Array, jax.Array]:
+        now = operands | dict(zip(wanted, moving, strict=True))
+        now["query"] = by_formula_p.bind(now["query"], spec=asked)
+        out, lse = whole.unfold(select.formula(whole.spec, whole.fold(now)))
+        return out, lse
+
+    return function
+
+
+def _make_gate() -> Primitive:
+    """An identity whose lowering raises unless formulas may compute the derivative in `spec`."""
+    primitive = Primitive("attn_by_formula")
+    jax_compat.run_eagerly(primitive)
+
+    def type_of(x: Any, *, spec: AttentionSpec) -> Any:
+        del spec
+        return x
+
+    primitive.def_abstract_eval(type_of)
+
+    def lower(
+        ctx: Context, x: Any, *, spec: AttentionSpec, platform: str | None = None
+    ) -> list[Any]:
+        select.allow_formula(spec, device_for(platform or jax_compat.platforms_of(ctx)[0]))
+        return [x]
+
+    mlir.register_lowering(primitive, lower)
+    for platform in ("cuda", "rocm"):
+        mlir.register_lowering(primitive, partial(lower, platform=platform), platform=platform)
+
+    def jvp(
+        primals: ArraySequence, tangents: ArraySequence, *, spec: AttentionSpec
+    ) -> tuple[Any, Any]:
+        return cast("Any", primitive.bind(*primals, spec=spec)), tangents[0]
+
+    def batch(
+        operands: ArraySequence, dims: Sequence[int | None], *, spec: AttentionSpec
+    ) -> tuple[Any, int | None]:
+        return cast("Any", primitive.bind(*operands, spec=spec)), dims[0]
+
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+by_formula_p = _make_gate()

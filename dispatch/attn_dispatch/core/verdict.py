@@ -1,0 +1,58 @@
+"""The verdict of every implementation on a call, for `explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.core.eligibility import reasons_and_chain, reasons_as_it_is, scratch_bytes
+from attn_dispatch.core.tuning.winners import Winner
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.reason import Reason
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one implementation can run one call."""
+
+    implementation: str
+    reasons: tuple[Reason, ...]
+    """All reasons against it; empty means eligible."""
+    plan: Plan | None
+    """How it would run, if eligible."""
+    rewrites: tuple[str, ...] = ()
+    """The names of the rewrites by which the call reaches the kernel; see core/rewrites."""
+    reasons_as_it_is: tuple[Reason, ...] = ()
+    """If it runs rewritten: the reasons against the call as it is."""
+    tuned: Winner | None = None
+    """The tuning result, if the implementation is chosen because of it."""
+    scratch_bytes: int = 0
+    """Memory that the call takes beside its operands and results."""
+    limit: str = ""
+    """What the limit on scratch memory did, if anything."""
+
+    @property
+    def is_eligible(self) -> bool:
+        return not self.reasons
+
+
+def verdicts_on(call: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
+    """The verdict of every implementation on this call, in order of preference."""
+    result: list[Verdict] = []
+    for implementation, spec in select.asked_in_order(call, device):
+        reasons, chain = reasons_and_chain(implementation, spec, device)
+        if reasons:
+            result.append(Verdict(implementation.NAME, reasons, None))
+            continue
+        plan = implementation.plan(chain.spec, device)
+        as_it_is = reasons_as_it_is(implementation, spec, device) if chain.names else ()
+        is_chosen = not any(verdict.is_eligible for verdict in result)
+        mask_source = select.mask_source_of(implementation, spec, device) if is_chosen else None
+        names = chain.names if mask_source is None else (select.under_mask_of(mask_source),)
+        tuned = select.winner(call, device) if spec is not call else None
+        scratch = scratch_bytes(implementation, chain, device)
+        verdict = Verdict(implementation.NAME, (), plan, names, as_it_is, tuned, scratch)
+        result.append(replace(verdict, limit=chain.limit))
+    return tuple(result)
