@@ -9,8 +9,9 @@ from typing import Literal
 
 import jax
 
+from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import RESIDUALS, TRAINING, Meaning, Promises, Wanted
-from attn_dispatch.call.spec import AttentionSpec, Operand
+from attn_dispatch.call.spec import AttentionSpec
 
 NamedArrays = dict[str, jax.Array]
 """Operands or results by their names."""
