@@ -102,7 +102,7 @@ _ANSWERS = (
     (r"^sinks: |^sinks beside", _REWRITTEN + "put into out and lse afterwards"),
     (
         r"dropout keep mask as a result|does not return the dropout mask",
-        _REWRITTEN + "read from what the kernel makes of known values",
+        _REWRITTEN + "read from the kernel's output for known values",
     ),
     (r"dropout: cuDNN has one key|several dropout keys", _REWRITTEN + "a call for each key"),
     (r"the row maximum", _REWRITTEN + "by XLA, beside the kernel"),

@@ -103,7 +103,7 @@ def failures(case: Case) -> list[str]:
     if case.gradients:
         forward = {x: y for x, y in given.items() if x != "out_grad"}
         exact = reference(options, forward, keep)["out"]
-        given = judge.with_delta_of(got["out"], exact, given)
+        given = judge.with_rounded_delta(got["out"], exact, given)
     expected, plain = reference(options, given, keep), naive(options, given, keep)
     try:
         allowed = judge.allowances(options, expected, plain, got, is_fused=bool(case.gradients))

@@ -66,7 +66,7 @@ WINDOWS: tuple[Case, ...] = (
         (SQUARE, MORE_QUERIES),
     ),
     *table("window", {"left_causal": {"window": (8, None), **CAUSAL}}, (SMALL, ODD, MLA, EIGHTY)),
-    # Their backward pass moves to one diagonal: core/rewrites/one_diagonal.py.
+    # The backward passes of these run rewritten to one diagonal: core/rewrites/one_diagonal.py.
     *table(
         "window",
         {
@@ -147,14 +147,14 @@ MASKS: tuple[Case, ...] = (
 )
 
 _DOCUMENTS = Packed((((1, 0.4), (2, 0.25), (3, 0.35)), ((1, 0.1), (2, 0.6), (3, 0.3))))
-# Padding before, between and after documents; a document 3 that is nowhere, and one of few rows.
+# Padding before, between and after documents; id 3 is missing in one row, and short in the other.
 _GAPS = Packed(
     (
         ((0, 0.03), (1, 0.27), (0, 0.05), (2, 0.25), (4, 0.3)),
         ((1, 0.52), (2, 0.02), (3, 0.01), (4, 0.2)),
     )
 )
-# Documents with queries alone and with keys alone, and rows of padding alone.
+# Documents that have only queries or only keys, and a batch row whose queries are all padding.
 _CROSS = Packed(
     (((1, 0.3), (2, 0.2), (4, 0.45)), ((0, 1),), ((1, 0.5), (3, 0.5))),
     (((1, 0.5), (3, 0.2), (4, 0.25)), ((1, 1),), ((1, 0.2), (2, 0.3), (3, 0.4))),
@@ -217,7 +217,7 @@ PACKED: tuple[Case, ...] = (
     *table(
         "packed",
         {
-            # Without max_segments nothing is known of the ids.
+            # Without max_segments the ids may be of any size and order.
             "any_number": {"packed": _GAPS, **CAUSAL},
             "any_number_cross": {"packed": _CROSS, **BOTTOM_RIGHT},
         },
@@ -226,7 +226,7 @@ PACKED: tuple[Case, ...] = (
     *table("packed", {"gaps_causal": {**_segments(_GAPS), **CAUSAL}}, (MLA, EIGHTY, ODD)),
 )
 
-# Sequences without queries, without keys, of one row, and rows after the last.
+# Sequences without queries, without keys or with very few rows, and rows after the last sequence.
 _ONE_ROW = Ragged(((0.2, 0, 0.35, 0.01, 0.4),), ((0.3, 0.1, 0.25, 0, 0.3),))
 _TWO_ROWS = Ragged(((0.5, 0.5, 0), (0, 0.3, 0.6)), ((0.4, 0.6, 0), (0.2, 0.1, 0.65)))
 _WHOLE = Ragged(((0.5, 0.25, 0.25),), ((0.5, 0.25, 0.25),))

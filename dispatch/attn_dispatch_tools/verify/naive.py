@@ -200,8 +200,8 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
         "query": (scale * (raw_grad @ call.k)).swapaxes(1, 2),
         "key": call.sum_groups(call.rounded(of_keys)),
         "value": call.sum_groups(call.rounded(of_values)),
-        # Its entries are gradients of scores, rounded to 16 bits as in matrix products. Those of a
-        # bias that all keys share cancel, and would not after rounding.
+        # A bias' gradient consists of gradients of scores, rounded to 16 bits as in matrix
+        # products. If all keys share the bias, they cancel in its sum, but not once rounded.
         "bias": score_grad if _is_alike_for_all_keys(call) else narrow,
         "alibi_slopes": -(narrow * call.distance).sum(axis=(2, 3)),
         "sinks": np.where(call.attends, call.p_sink * (lse_grad - mean), 0).sum(axis=2),

@@ -181,7 +181,7 @@ def arrays_of(mod: str, operands: Operands) -> list[np.ndarray]:
 
 
 def attended(options: AttentionOptions, operands: Operands) -> np.ndarray:
-    """Those of the `allowed` pairs that a bias of -inf leaves, bool [B, N, T, S]."""
+    """The `allowed` pairs without those that a bias of -inf hides, bool [B, N, T, S]."""
     may = allowed(options, operands)
     return may & (operands["bias"] != -np.inf) if "bias" in operands else may
 
@@ -189,7 +189,7 @@ def attended(options: AttentionOptions, operands: Operands) -> np.ndarray:
 def poison_padding(
     options: AttentionOptions, operands: Operands, poison: float | tuple[float, ...] = np.nan
 ) -> Operands:
-    """The operands with `poison`, over and over, where only padding looks at them."""
+    """The operands with the numbers of `poison`, repeated, wherever they are padding."""
 
     pattern = np.array(poison).reshape(-1)
 
