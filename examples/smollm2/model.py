@@ -132,14 +132,14 @@ def by_layer(params: Params) -> Params:
     Weights that multiply the same array are joined side by side: one product is faster than three.
     """
 
-    def of_layer(number: int) -> Params:
+    def layer_weights(number: int) -> Params:
         weights = {name: x[number] for name, x in params["layers"].items()}
         for names in _JOINED:
             weights[" ".join(names)] = jnp.concatenate([weights.pop(x) for x in names], axis=-1)
         return weights
 
     layers = params["layers"]["attn_norm"].shape[0]
-    return params | {"layers": tuple(of_layer(i) for i in range(layers))}
+    return params | {"layers": tuple(layer_weights(i) for i in range(layers))}
 
 
 _JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))

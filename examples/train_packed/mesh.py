@@ -43,10 +43,10 @@ def state_placement(state: Any, config: Config, mesh: Mesh) -> Any:
                 f"axis, got {model}"
             )
 
-    def of(path: Any, _: Any) -> NamedSharding:
+    def sharding_of(path: Any, _: Any) -> NamedSharding:
         return NamedSharding(mesh, _spec({getattr(x, "key", None) for x in path}, config, model))
 
-    return jax.tree_util.tree_map_with_path(of, state)
+    return jax.tree_util.tree_map_with_path(sharding_of, state)
 
 
 def _spec(names: set[Any], config: Config, model: int) -> P:

@@ -68,18 +68,18 @@ def assert_alike(one, other, tolerance=1e-5):
 def test_packed_is_padded_is_one_by_one():
     made = batch()
     params = trainer_and_params()[1]
-    of_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
-    assert_alike(of_packed, gradient()(params, padded(made, SHAPE), 1))
+    from_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
+    assert_alike(from_packed, gradient()(params, padded(made, SHAPE), 1))
     few = dataclasses.replace(made, documents=made.documents[:3], rows=made.rows[:3])
-    of_few = gradient()(params, packed(few, SHAPE), SHAPE.max_segments)
-    assert_alike(of_few, one_by_one(few.documents))
+    from_few = gradient()(params, packed(few, SHAPE), SHAPE.max_segments)
+    assert_alike(from_few, one_by_one(few.documents))
 
 
 @pytest.mark.parametrize("seed", [21, 22, 23])
 def test_packed_is_padded_for_other_documents(seed):
     made, params = batch(seed), trainer_and_params()[1]
-    of_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
-    assert_alike(of_packed, gradient()(params, padded(made, SHAPE), 1))
+    from_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
+    assert_alike(from_packed, gradient()(params, padded(made, SHAPE), 1))
 
 
 def _borders_off_by_one(rows: Rows) -> Rows:

@@ -77,7 +77,7 @@ class Fused:
             "bias": call.rounded(score_grad),
             "sinks": np.where(call.attends, call.p_sink * row_grad, 0).sum(axis=2),
         }
-        found |= call.of_read(call.rounded(score_grad), np.positive)
+        found |= call.per_read_array(call.rounded(score_grad), np.positive)
         return {
             name: _sum_like(x, call.operands[name].shape).astype(call.operands[name].dtype)
             for name, x in found.items()

@@ -13,7 +13,7 @@ def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
     """Yields the same cells, and shows each one as it arrives."""
     with progress("Cells", total) as shown:
         for i, found in enumerate(cells, 1):
-            shown.say(f"[{i}/{total}] {summary_line(found)}")
+            shown.print_line(f"[{i}/{total}] {summary_line(found)}")
             shown.step()
             yield found
 

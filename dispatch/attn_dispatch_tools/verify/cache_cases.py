@@ -31,7 +31,7 @@ _FEATURES: dict[str, dict[str, Any]] = {
     "sinks_and_window": {"sinks": 1, "window": (64, 0)},
     "query_lengths": {"some_queries": True},
 }
-_OF_WHOLE_PAGES: dict[str, dict[str, Any]] = {
+_WHOLE_PAGE_FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "cap": {"soft_cap": 20.0},
     "window": {"window": (300, 0)},
@@ -97,10 +97,10 @@ def _serving() -> Iterator[Named]:
 
 def _whole_pages() -> Iterator[Named]:
     """Calls for which kernels read whole pages."""
-    for t, page, feature in product((1, 3, 33), (0, 24, 64), _OF_WHOLE_PAGES):
+    for t, page, feature in product((1, 3, 33), (0, 24, 64), _WHOLE_PAGE_FEATURES):
         near = (576, 63, 64, 65, 449)
         yield f"whole_{feature}_t{t}_page{page}", dict(t=t, s=576, page=page, kv_lengths=near,
-            **_OF_WHOLE_PAGES[feature])  # fmt: skip
+            **_WHOLE_PAGE_FEATURES[feature])  # fmt: skip
     # What the score_mod adds depends on the batch row, not on the head. With pages of one key, a
     # window begins exactly where a page begins.
     by_row = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)

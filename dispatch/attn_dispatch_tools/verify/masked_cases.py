@@ -86,8 +86,8 @@ WINDOWS: tuple[Case, ...] = (
 
 # The last row is empty, the first is full.
 _BOTH = {"q_lengths": (1, 0.45, 0.8, 0), "kv_lengths": (1, 0.7, 0, 0.3)}
-_OF_KEYS = {"kv_lengths": (1, 0.37, 0)}
-_OF_QUERIES = {"q_lengths": (1, 0.37, 0)}
+_KEY_LENGTHS = {"kv_lengths": (1, 0.37, 0)}
+_QUERY_LENGTHS = {"q_lengths": (1, 0.37, 0)}
 
 LENGTHS: tuple[Case, ...] = (
     *table(
@@ -96,18 +96,18 @@ LENGTHS: tuple[Case, ...] = (
             "full": _BOTH,
             "causal": _BOTH | CAUSAL,
             "bottom_right": _BOTH | BOTTOM_RIGHT,
-            "of_keys": _OF_KEYS,
-            "of_keys_causal": _OF_KEYS | CAUSAL,
+            "of_keys": _KEY_LENGTHS,
+            "of_keys_causal": _KEY_LENGTHS | CAUSAL,
         },
         FOUR,
     ),
     *table_in_turn(
         "lengths",
         {
-            "of_keys_bottom_right": _OF_KEYS | BOTTOM_RIGHT,
-            "of_queries": _OF_QUERIES,
-            "of_queries_causal": _OF_QUERIES | CAUSAL,
-            "of_queries_bottom_right": _OF_QUERIES | BOTTOM_RIGHT,
+            "of_keys_bottom_right": _KEY_LENGTHS | BOTTOM_RIGHT,
+            "of_queries": _QUERY_LENGTHS,
+            "of_queries_causal": _QUERY_LENGTHS | CAUSAL,
+            "of_queries_bottom_right": _QUERY_LENGTHS | BOTTOM_RIGHT,
             "window": _BOTH | {"window": (30, None), **CAUSAL},
             "window_bottom_right": _BOTH | {"window": (30, 10), **_RIGHT_ALIGNED},
             "all_full": {"q_lengths": (1, 1), "kv_lengths": (1, 1)},
@@ -138,7 +138,7 @@ MASKS: tuple[Case, ...] = (
     *table(
         "mask",
         {
-            "lengths": {"mask": "11ts", **_OF_KEYS},
+            "lengths": {"mask": "11ts", **_KEY_LENGTHS},
             "window": {"mask": "b1ts", "window": (60, None), **CAUSAL},
             "bias": {"mask": "b11s", "bias": "1nts", **CAUSAL},
         },
