@@ -1,4 +1,4 @@
-"""The types of arguments that are passed on by name are those of the public calls."""
+"""CallArguments and LayerOptions have the argument types of the public calls."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def signature_types() -> dict[str, str]:
     return {name: max(texts, key=len) for name, texts in found.items()}
 
 
-def keyword_types(of: type) -> dict[str, str]:
-    """The types of a TypedDict with an array in place of A."""
-    texts = {name: x.__forward_arg__ for name, x in of.__annotations__.items()}
+def keyword_types(keywords: type) -> dict[str, str]:
+    """The types in a TypedDict, with ArrayLike for its type parameter A."""
+    texts = {name: x.__forward_arg__ for name, x in keywords.__annotations__.items()}
     return {x: "ArrayLike" + y[1:] if y in ("A", "A | None") else y for x, y in texts.items()}
 
 
-def test_the_types_are_those_of_the_signatures():
-    # In `explain`, a struct may stand for a side of the window that is traced in the call.
+def test_call_arguments_have_the_types_of_the_signatures():
+    # `explain` also accepts a struct for a side of the window that the call traces.
     window = {"local_window_size": "Window | A | Sequence[Side | A]"}
     assert keyword_types(CallArguments) == signature_types() | window
 
 
-def test_layers_pass_on_arguments_of_the_signatures():
+def test_layer_options_have_the_types_of_the_signatures():
     types = signature_types()
     layer = keyword_types(LayerOptions)
     assert layer and layer == {name: types[name] for name in layer}
 
 
 @pytest.mark.parametrize("function", [explain, dropout_mask, spec_of, specs_of])
-def test_inspection_takes_typed_arguments(function):
+def test_inspection_functions_take_typed_arguments(function):
     kwargs = inspect.signature(function).parameters["kwargs"].annotation
     assert kwargs.startswith("Unpack[CallArguments[")
