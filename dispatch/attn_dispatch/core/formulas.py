@@ -29,7 +29,7 @@ SECOND_ORDER = "derivative of a derivative"
 
 Arrays = Sequence[jax.Array]
 """Arrays, and what JAX has in their place: tangents and cotangents that are known to be 0
-(`is_zero`), and operands of a transpose without values (`ad.is_undefined_primal`)."""
+(`ad.Zero`), and operands of a transpose without values (`ad.is_undefined_primal`)."""
 
 
 def derivative_along(
