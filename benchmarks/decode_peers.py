@@ -1,9 +1,9 @@
-"""Decoding by other installed packages that compute the same, for decode.py.
+"""Decoding with other installed packages, for decode.py.
 
-These are flash_attn3_jax's call with a cache (FlashAttention-3; its wheels have head dim 128 only),
-whose caller chooses the number of splits, and PyTorch's scaled_dot_product_attention in a separate
-process, on full caches, as it has no lengths. FlashInfer is left out: its wheel compiles or
-downloads kernels on first use.
+flash_attn3_jax has a call with a cache (FlashAttention-3; its wheels only have head dim 128), whose
+caller chooses the number of splits. PyTorch's scaled_dot_product_attention runs in a separate
+process, on full caches, because it takes no lengths. FlashInfer is left out, because its wheel
+compiles or downloads kernels on first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attn_dispatch_tools.bench.peers.torch_sdpa import Worker
 _SPLITS = (1, 16)
 
 Programs = dict[str, tuple[Any, ...]]
-"""A call by name, then its arguments: query first, and the result has its shape."""
+"""By name, a call and its arguments. The first is the query, whose shape the result has."""
 
 
 def flash_attn3(
@@ -32,12 +32,12 @@ def flash_attn3(
     pages: tuple[jax.Array, jax.Array, jax.Array],
     full: jax.Array,
 ) -> Programs:
-    """Its calls that are right, of 1 and 4 queries.
+    """The calls of flash_attn3_jax with 1 and 4 queries, without those that compute wrong results.
 
     Args:
-      query: [B, T, N, H] by T.
+      query: by T, the queries [B, T, N, H].
       cache: key and value [B, S, K, H].
-      pages: of keys and of values [P, page, K, H], and the table [B, M].
+      pages: the pages of keys and of values [P, page, K, H], and the page table [B, M].
       full: the lengths [B].
     """
     if importlib.util.find_spec("flash_attn3_jax") is None:
@@ -58,8 +58,8 @@ def flash_attn3(
             q, k, v, cache_seqlens=n, page_table=table, is_causal=True, **options
         )
 
-    def right(q: jax.Array, *others: jax.Array) -> jax.Array:
-        """By ours, on the cache or on pages."""
+    def ours(q: jax.Array, *others: jax.Array) -> jax.Array:
+        """The same by our call, on the cache or on pages."""
         if len(others) == 4:
             return paged_attention(q, *others)
         options: dict[str, Any] = {"is_causal": True, "causal_alignment": "bottom_right"}
@@ -72,26 +72,26 @@ def flash_attn3(
             found[name] = partial(contiguous, num_splits=splits), query[t], *cache, full
             given = partial(paged, num_splits=splits), query[t], *pages, full
             found[name.replace(",", f", pages of {size},", 1)] = given
-    return {name: x for name, x in found.items() if _is_right(name, x, right)}
+    return {name: x for name, x in found.items() if _is_right(name, x, ours)}
 
 
-def _is_right(name: str, program: tuple[Any, ...], right: Callable[..., jax.Array]) -> bool:
+def _is_right(name: str, program: tuple[Any, ...], ours: Callable[..., jax.Array]) -> bool:
     call, *given = program
     try:
         found = jax.block_until_ready(jax.jit(call)(*given))
-    except Exception as error:  # another package's: whatever it raises is its reason
+    except Exception as error:  # another package may raise anything
         print(f"{name}: {(str(error).splitlines() or [type(error).__name__])[0]}", flush=True)
         return False
-    expected = jax.jit(right)(*given)
+    expected = jax.jit(ours)(*given)
     error = jnp.abs(found.astype(jnp.float32) - expected.astype(jnp.float32)).max()
     if error <= 0.03 * jnp.abs(expected).max():
         return True
-    print(f"{name}: computes something else, by {float(error):.3g}", flush=True)
+    print(f"{name}: left out, its result differs by {float(error):.3g}", flush=True)
     return False
 
 
 class Torch:
-    """Microseconds on the device of its calls, for one query of each row."""
+    """PyTorch's calls with one query in each row."""
 
     def __init__(self) -> None:
         self._worker = Worker(None)
@@ -99,10 +99,11 @@ class Torch:
             print(f"torch: {reason}", flush=True)
 
     def times(self, cell: tuple[int, ...], rounds: int) -> dict[str, float]:
+        """The device time of each backend's call, in microseconds."""
         if "version" not in self._worker.about():
             return {}
         batch, keys, heads, kv_heads, dim = cell
-        asked = {
+        torch_cell = {
             "batch": batch, "queries": 1, "seq_len": keys, "num_heads": heads,
             "num_kv_heads": kv_heads, "head_dim": dim, "head_dim_v": dim, "is_causal": False,
         }  # fmt: skip
@@ -111,7 +112,7 @@ class Torch:
             program = self._worker.new_id()
             try:
                 self._worker.ask(
-                    do="prepare", id=program, backend=backend, cell=asked, direction="forward"
+                    do="prepare", id=program, backend=backend, cell=torch_cell, direction="forward"
                 )
                 times = [
                     self._worker.ask(do="device_seconds", id=program, calls=16)["seconds"]

@@ -1,4 +1,4 @@
-"""Speed of optional packages and of cuDNN on one GPU, from which faster_extras.json is made.
+"""Speed of flash and of cuDNN on one GPU, from which core/faster_extras.json was made.
 
 usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--out FOLDER]
 
@@ -35,7 +35,7 @@ _IDS = jnp.asarray(np.repeat([*range(1, 17), 0], [*_LENGTHS, 16384 - _TOKENS])[N
 
 @dataclass(frozen=True)
 class Cell:
-    """A call: sizes, and its options."""
+    """The sizes and options of a call."""
 
     b: int
     t: int
@@ -113,8 +113,15 @@ CELLS: dict[str, Cell] = {
 
 
 def bare_kernels(cu: jax.Array, longest: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The kernels of causal ragged sequences, with nothing before or after them: (q, k, v) to out
-    and lse, and (out_grad, q, k, v, out, lse) to the gradients."""
+    """FlashAttention-3's kernels for causal packed sequences, with nothing before or after them.
+
+    The first function returns out and lse from (q, k, v), the second the gradients from (out_grad,
+    q, k, v, out, lse).
+
+    Args:
+      cu: cu_seqlens of queries and of keys.
+      longest: the longest sequence.
+    """
 
     def attributes(q: jax.Array) -> dict[str, Any]:
         return {
@@ -143,7 +150,7 @@ def bare_kernels(cu: jax.Array, longest: int) -> tuple[Callable[..., Any], Calla
 
 
 def bare() -> dict[str, Callable[..., Any]]:
-    """Those of the ragged cell."""
+    """The bare kernels of the ragged cell, by direction."""
     forward, backward = bare_kernels(_CU, 4096)
 
     def both(out_grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array):
@@ -153,7 +160,7 @@ def bare() -> dict[str, Callable[..., Any]]:
 
 
 def measure(cell: Cell, rounds: int, seconds: float) -> dict[str, Any]:
-    """Microseconds of each, and how many times as fast flash and the choice are as cuDNN."""
+    """By direction, the time of each call in microseconds, and cuDNN's time over each."""
     *given, out_grad = cell.arrays()
     made: dict[str, dict[str, Callable[..., Any]]] = {}
     for name in ("cudnn", "flash", None):
@@ -181,12 +188,14 @@ def measure(cell: Cell, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = arguments("Speed of what other packages bring.", rounds=5, seconds=0.05)
+    args = arguments("Speed of flash and of cuDNN.", rounds=5, seconds=0.05)
     if unusable := flash.unusable_reason(default_device()):
         raise SystemExit(f"error: flash: {unusable}")
     facts = environment() | {"dew_flash_attn": str(flash.version())}
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
-    print("microseconds of cuDNN, of flash; times as fast as cuDNN: flash, what is chosen, bare")
+    print(
+        "microseconds of cuDNN, of flash; cuDNN's time over that of flash, of the choice, of bare"
+    )
     rows = {}
     for name, cell in CELLS.items():
         rows[name] = row = measure(cell, args.rounds, args.seconds)

@@ -1,11 +1,11 @@
-"""The cost of a new shape: the first call of each of several, with and without saved plans.
+"""The time of the first call of a shape, with and without saved plans.
 
 usage: python benchmarks/first_call.py [--shapes N] [--out FOLDER]
 
 Each row is a new process that calls attention at several shapes, forward with all gradients:
-without a folder of plans, with an empty one, and with the one that the process before filled. Ours
-(cuDNN) and `jax.nn.dot_product_attention` with cuDNN take turns. The time of loading cuDNN falls on
-a first shape, which is not counted.
+without a folder of plans, with an empty one, and with the one that the process before filled. Our
+call (on cuDNN) and `jax.nn.dot_product_attention` with cuDNN take turns. The first shape includes
+the time of loading cuDNN, and does not count.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def one_process(shapes: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a new shape costs.")
+    parser = argparse.ArgumentParser(description="The time of the first call of a shape.")
     parser.add_argument("--shapes", type=int, default=8)
     parser.add_argument("--out", type=pathlib.Path, help="folder for the JSON")
     parser.add_argument("--one-process", action="store_true", help=argparse.SUPPRESS)

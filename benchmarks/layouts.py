@@ -2,11 +2,11 @@
 
 usage: python benchmarks/layouts.py [--rounds N] [--seconds S] [--out FOLDER]
 
-In the optimized program each operand and result of the custom calls is followed through bitcasts to
-the operation that makes or takes it: an argument or result of the program, a matrix product, or a
-copy, with its bytes. The time is compared with that of the same call on separate arrays, or of the
-same layer with separate projections; for a cache in pages, with separate pages [P, page, K, H].
-Both take turns in one run; bfloat16, causal.
+In the optimized program, each operand of the custom calls is traced back through bitcasts to the
+operation that makes it, and each result to the operations that use it: an argument or result of the
+program, a matrix product, or a copy, with its shape. Times are compared with those of the same call
+on separate arrays, of the same layer with separate projections or, for a cache in pages, of
+separate pages [P, page, K, H]. All take turns in one run; bfloat16, causal.
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ def contiguous(q, k, v):
 
 
 def slices_of_heads(qkv):
-    """Of one array [B, T, N + 2 K, H]."""
+    """The operands are slices of one array [B, T, N + 2 K, H]."""
     return attend(*jnp.split(qkv, _SPLITS, axis=2))
 
 
 def slices_of_leading(kv, q):
-    """Key and value of one array [2, B, S, K, H]."""
+    """Key and value are slices of one array [2, B, S, K, H]."""
     return attend(q, kv[0], kv[1])
 
 
 def bnth(q, k, v):
-    """Arrays [B, N, T, H], and the output as well."""
+    """The operands and the output are [B, N, T, H], with swapped axes around the call."""
     return jnp.swapaxes(attend(*(jnp.swapaxes(x, 1, 2) for x in (q, k, v))), 1, 2)
 
 
-def bnth_said(q, k, v):
+def bnth_by_layout(q, k, v):
+    """The operands and the output are [B, N, T, H], and `qkv_layout` says so."""
     return attend(q, k, v, qkv_layout="BNTH")
 
 
@@ -70,18 +71,19 @@ def _lengths() -> jax.Array:
 
 
 def lengths(q, k, v):
-    """Of the batch rows."""
+    """The batch rows have lengths."""
     return attend(q, k, v, query_seq_lengths=_lengths(), key_value_seq_lengths=_lengths())
 
 
-def bnth_lengths_said(q, k, v):
+def bnth_lengths_by_layout(q, k, v):
+    """The same with operands [B, N, T, H] and `qkv_layout`."""
     n = _lengths()
     return attend(q, k, v, query_seq_lengths=n, key_value_seq_lengths=n, qkv_layout="BNTH")
 
 
 def paged(kv_layout, q, *pools, swap=False):
-    """New queries of each row beside pages in any order; `swap`: as arrays brought to [P, page,
-    K, H], which is what there is to do without kv_layout."""
+    """New queries in each row, and a cache whose pages are in any order. With `swap` the pages are
+    first copied to [P, page, K, H], as would be necessary without kv_layout."""
     rows, axis = CACHE_ROWS, 2 if kv_layout == "HND" else 1
     pages = [x[:, i] for x in pools for i in range(2)] if swap and len(pools) == 1 else [*pools]
     if swap and kv_layout == "HND":
@@ -96,17 +98,17 @@ def paged(kv_layout, q, *pools, swap=False):
 
 
 def projections(x, w):
-    """Of three weights, one after the other."""
+    """The operands are three matrix products."""
     return attend(*(jnp.einsum("btd,dnh->btnh", x, y) for y in jnp.split(w, _SPLITS, axis=1)))
 
 
 def fused_projection(x, w):
-    """One product [B, T, N + 2 K, H], sliced."""
+    """The operands are slices of one matrix product [B, T, N + 2 K, H]."""
     return slices_of_heads(jnp.einsum("btd,dnh->btnh", x, w))
 
 
 def bnth_projections(x, w):
-    """Products [B, N, T, H]."""
+    """The operands are three matrix products [B, N, T, H]."""
     return bnth(*(jnp.einsum("btd,dnh->bnth", x, y) for y in jnp.split(w, _SPLITS, axis=1)))
 
 
@@ -115,7 +117,7 @@ class Form:
     function: Attended
     shapes: tuple[tuple[int, ...], ...]
     beside: str
-    """The form that its time is held against."""
+    """The name of the form with whose time this one is compared."""
 
 
 _Q, _K = (BATCH, LENGTH, HEADS, DIM), (BATCH, LENGTH, KV_HEADS, DIM)
@@ -130,9 +132,9 @@ FORMS = {
     "projections": Form(projections, _PROJECTED, "projections"),
     "fused projection": Form(fused_projection, _PROJECTED, "projections"),
     "bnth projections": Form(bnth_projections, _PROJECTED, "projections"),
-    "bnth, said": Form(bnth_said, _SWAPPED, "contiguous"),
+    "bnth, by layout": Form(bnth_by_layout, _SWAPPED, "contiguous"),
     "lengths": Form(lengths, (_Q, _K, _K), "lengths"),
-    "bnth lengths, said": Form(bnth_lengths_said, _SWAPPED, "lengths"),
+    "bnth lengths, by layout": Form(bnth_lengths_by_layout, _SWAPPED, "lengths"),
 }
 
 
@@ -160,7 +162,7 @@ PAGES = {
 
 
 def program(form: Form, direction: str) -> Any:
-    """Jitted."""
+    """The jitted forward call of a form, or the call with its gradients."""
     if direction == "forward":
         return jax.jit(form.function)
 
@@ -184,22 +186,22 @@ _TRANSPARENT = ("bitcast", "get-tuple-element", "tuple", "reshape")
 
 
 def around(hlo: str, target: str = "attn_dispatch_cudnn") -> list[str]:
-    """In words what makes the operands of our custom calls, and what takes their results."""
+    """A line for each custom call of ours: what makes its operands, and what uses its results."""
     found = []
     for computation in _computations(hlo).values():
         for name, x in computation.items():
             if x.op != "custom-call" or f'custom_call_target="{target}' not in x.line:
                 continue
             kind = re.search(r'custom_call_target="([^"]*)"', x.line)
-            made = [_made_by(computation, hlo, y) for y in x.operands]
-            taken = sorted(set(_taken_by(computation, hlo, name)))
-            words = f"{kind[1] if kind else '?'}: of {', '.join(made)}; to {', '.join(taken)}"
-            found.append(words)
+            makers = [_maker(computation, hlo, y) for y in x.operands]
+            users = sorted(set(_users(computation, hlo, name)))
+            line = f"{kind[1] if kind else '?'}: of {', '.join(makers)}; to {', '.join(users)}"
+            found.append(line)
     return found
 
 
 def large(hlo: str, elements: int) -> list[str]:
-    """In words what else, but bitcasts, makes arrays of so many elements or more."""
+    """A line for each other operation, bitcasts excepted, whose result has that many elements."""
     found = []
     entry = next(x for x in hlo.splitlines() if x.startswith("ENTRY"))
     for x in _computations(hlo)[entry.replace("ENTRY ", "").split()[0]].values():
@@ -233,23 +235,23 @@ def _inside_parentheses(rest: str) -> str:
     return rest
 
 
-def _made_by(computation: dict[str, Instruction], hlo: str, name: str) -> str:
+def _maker(computation: dict[str, Instruction], hlo: str, name: str) -> str:
     x = computation.get(name)
     while x is not None and x.op in _TRANSPARENT and x.operands:
         x = computation.get(x.operands[0])
     return "?" if x is None else _described(x, hlo)
 
 
-def _taken_by(computation: dict[str, Instruction], hlo: str, name: str) -> Iterator[str]:
+def _users(computation: dict[str, Instruction], hlo: str, name: str) -> Iterator[str]:
     for user, x in computation.items():
         if name in x.operands:
             through = x.op in _TRANSPARENT
-            further = tuple(_taken_by(computation, hlo, user)) if through else (_described(x, hlo),)
+            further = tuple(_users(computation, hlo, user)) if through else (_described(x, hlo),)
             yield from further or ("a result",)
 
 
 def _described(x: Instruction, hlo: str) -> str:
-    """The instruction's kind, of a fusion those inside that move data, and its shape."""
+    """The instruction's kind and shape; for a fusion, the kinds of those inside that move data."""
     kind = x.op
     if kind == "fusion" and (called := re.search(r"calls=(%[\w.\-]+)", x.line)):
         inside = {y.op for y in _computations(hlo).get(called[1], {}).values()}
@@ -280,17 +282,17 @@ def main() -> None:
         for name, form in forms.items():
             function, arrays = programs[name]
             hlo = function.lower(*arrays).compile().as_text()
-            ways = around(hlo)
+            lines = around(hlo)
             rows[name] = {
                 "us": 1e6 * statistics.median(times[name]),
                 "over": median_ratio(times, name, form.beside),
                 "beside": form.beside,
-                "around": ways,
+                "around": lines,
                 "large": large(hlo, max(math.prod(x) for x in form.shapes) // 2),
             }
             row = rows[name]
             print(f"{part} {name}: {row['us']:.0f} us, {row['over']:.3f} of {form.beside}")
-            print(*(f"    {x}" for x in (*ways, *row["large"])), sep="\n", flush=True)
+            print(*(f"    {x}" for x in (*lines, *row["large"])), sep="\n", flush=True)
     save("layouts", report, args.out)
 
 

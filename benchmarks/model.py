@@ -1,13 +1,13 @@
-"""A training step of a decoder on packed documents: the share of attention in a model.
+"""A training step of a decoder on packed documents, and the share that attention has in it.
 
 usage: python benchmarks/model.py [--rounds N] [--seconds S] [--out FOLDER]
 
-Four layers as in Llama 3 8B (hidden 4096, 32 query heads over 8, head dim 128, MLP 14336, RMSNorm,
-rotary positions; 870 million parameters), bfloat16, one row of 16,384 tokens that hold 16
-documents, forward, backward and an SGD step with momentum. Attention is our call by default, our
-call by each implementation, dew-flash-attn's bare kernels, and jax.nn's cuDNN on the same documents
-as a padded batch, which gives every layer more rows. "none" leaves attention out, and so measures
-the rest of the step.
+The model has four layers as in Llama 3 8B (hidden 4096, 32 query heads, 8 kv heads, head dim 128,
+MLP 14336, RMSNorm, rotary positions; 870 million parameters), in bfloat16. A step is forward,
+backward and SGD with momentum on one row of 16,384 tokens that holds 16 documents. Attention is our
+call with the default choice and with each implementation, dew-flash-attn's bare kernels, or
+jax.nn's on cuDNN with the same documents as a padded batch, in which every layer has more rows.
+"none" leaves attention out, and so measures the rest of the step.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TOKENS = 16384
 assert TOKENS - 1000 < LENGTHS.sum() <= TOKENS
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""Of [tokens, heads, dim]."""
+"""A function of query, key and value, each [tokens, heads, dim]."""
 
 
 def parameters(key: jax.Array) -> dict[str, jax.Array]:
-    """Of all layers, stacked."""
+    """The weights of all layers, stacked: [LAYERS, inputs, outputs]."""
     shapes = {
         "q": (HIDDEN, HEADS * DIM), "k": (HIDDEN, KV_HEADS * DIM), "v": (HIDDEN, KV_HEADS * DIM),
         "o": (HEADS * DIM, HIDDEN), "up": (HIDDEN, MLP), "gate": (HIDDEN, MLP),
@@ -59,15 +59,17 @@ def norm(x: jax.Array) -> jax.Array:
 
 
 def rotary(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """x [tokens, heads, dim]."""
+    """x [tokens, heads, dim], turned by rotary positions."""
     angles = positions[:, None, None] * 500000.0 ** (-jnp.arange(0, DIM, 2) / DIM)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
-def loss(weights: Any, x: jax.Array, positions: jax.Array, live: jax.Array, attention: Attention):
-    """Of rows [tokens, hidden]; the mean square of what comes out of the live ones."""
+def loss(
+    weights: Any, x: jax.Array, positions: jax.Array, is_real: jax.Array, attention: Attention
+):
+    """The mean square of the output, from rows x [tokens, hidden]; padding rows count as 0."""
 
     def layer(x: jax.Array, w: dict[str, jax.Array]):
         y = norm(x)
@@ -78,13 +80,13 @@ def loss(weights: Any, x: jax.Array, positions: jax.Array, live: jax.Array, atte
         return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], None
 
     x, _ = jax.lax.scan(layer, x, weights)
-    return (jnp.where(live[:, None], norm(x), 0).astype(jnp.float32) ** 2).mean()
+    return (jnp.where(is_real[:, None], norm(x), 0).astype(jnp.float32) ** 2).mean()
 
 
-def train_step(attention: Attention, positions: jax.Array, live: jax.Array):
+def train_step(attention: Attention, positions: jax.Array, is_real: jax.Array):
     @partial(jax.jit, donate_argnums=(0, 1))
     def step(weights: Any, momentum: Any, x: jax.Array):
-        value, grads = jax.value_and_grad(loss)(weights, x, positions, live, attention)
+        value, grads = jax.value_and_grad(loss)(weights, x, positions, is_real, attention)
         momentum = jax.tree.map(lambda m, g: (0.9 * m + g).astype(m.dtype), momentum, grads)
         weights = jax.tree.map(lambda w, m: (w - 1e-3 * m).astype(w.dtype), weights, momentum)
         return weights, momentum, value
@@ -93,12 +95,12 @@ def train_step(attention: Attention, positions: jax.Array, live: jax.Array):
 
 
 def packed_rows() -> tuple[np.ndarray, np.ndarray, jax.Array]:
-    """Positions in their documents, which rows hold one, and where documents begin and end."""
+    """The rows' positions in their documents, which rows belong to one, and cu_seqlens."""
     positions = np.concatenate([np.arange(x) for x in LENGTHS])
     padding = TOKENS - len(positions)
-    live = np.arange(TOKENS) < len(positions)
+    is_real = np.arange(TOKENS) < len(positions)
     cu = jnp.asarray([0, *np.cumsum(LENGTHS)], jnp.int32)
-    return np.pad(positions, (0, padding)), live, cu
+    return np.pad(positions, (0, padding)), is_real, cu
 
 
 def ours(implementation: str | None, cu: jax.Array) -> Attention:
@@ -108,9 +110,9 @@ def ours(implementation: str | None, cu: jax.Array) -> Attention:
     )  # fmt: skip
 
 
-def by_segment_ids(implementation: str | None, live: np.ndarray) -> Attention:
+def by_segment_ids(implementation: str | None) -> Attention:
     ids = np.repeat(np.arange(1, len(LENGTHS) + 1), LENGTHS)
-    ids = jnp.asarray(np.pad(ids, (0, len(live) - len(ids)))[None], jnp.int32)
+    ids = jnp.asarray(np.pad(ids, (0, TOKENS - len(ids)))[None], jnp.int32)
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return dot_product_attention(
@@ -137,7 +139,7 @@ def bare(cu: jax.Array) -> Attention:
 
 
 def padded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """jax.nn's, of rows that are a padded batch."""
+    """jax.nn's attention; the rows are those of a padded batch."""
     batch = [x.reshape(len(LENGTHS), LONGEST, *x.shape[1:]) for x in (q, k, v)]
     lengths = jnp.asarray(LENGTHS, jnp.int32)
     out = jax.nn.dot_product_attention(
@@ -148,18 +150,18 @@ def padded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def none(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """As cheap as can be with a gradient for all three."""
+    """No attention: the cheapest function that has gradients for all three operands."""
     return q + jnp.repeat(k + v, HEADS // KV_HEADS, axis=1)
 
 
 def main() -> None:
     args = arguments("A training step of a decoder.", rounds=12, seconds=0.3)
-    positions, live, cu = packed_rows()
+    positions, is_real, cu = packed_rows()
     calls: dict[str, Attention] = {"ours": ours(None, cu), "ours: cudnn": ours("cudnn", cu)}
     if not flash.unusable_reason(default_device()):
         calls |= {"ours: flash": ours("flash", cu), "dew-flash-attn": bare(cu)}
-        calls["ours: segment ids, flash"] = by_segment_ids("flash", live)
-    calls["ours: segment ids, cudnn"] = by_segment_ids("cudnn", live)
+        calls["ours: segment ids, flash"] = by_segment_ids("flash")
+    calls["ours: segment ids, cudnn"] = by_segment_ids("cudnn")
     calls |= {"none": none, "jax.nn, padded": padded}
     facts = environment() | {"dew_flash_attn": str(flash.version())}
     weights = parameters(jax.random.key(0))
@@ -167,12 +169,12 @@ def main() -> None:
     steps, losses, rows = {}, {}, {}
     for name, attention in calls.items():
         if name == "jax.nn, padded":
-            places = np.tile(np.arange(LONGEST), len(LENGTHS))
-            is_live = places < np.repeat(LENGTHS, LONGEST)
-            step = train_step(attention, jnp.asarray(places), jnp.asarray(is_live))
-            rows[name] = len(places)
+            padded_positions = np.tile(np.arange(LONGEST), len(LENGTHS))
+            is_token = jnp.asarray(padded_positions < np.repeat(LENGTHS, LONGEST))
+            step = train_step(attention, jnp.asarray(padded_positions), is_token)
+            rows[name] = len(padded_positions)
         else:
-            step = train_step(attention, jnp.asarray(positions), jnp.asarray(live))
+            step = train_step(attention, jnp.asarray(positions), jnp.asarray(is_real))
             rows[name] = TOKENS
         x = jax.random.normal(jax.random.key(1), (rows[name], HIDDEN), jnp.bfloat16)
         compiled = step.lower(weights, momentum, x).compile()

@@ -2,10 +2,10 @@
 
 usage: python benchmarks/mods.py [--rounds N] [--seconds S] [--out FOLDER]
 
-Measures each mod of `attn_dispatch.mods` at 8,192 tokens, forward and with the gradients of query,
-key and value, and in the rows "learned" of the arrays that the mod reads as well. All are in
-bfloat16, in the same run. T5's table has two heads, because a bias of more than 2^27 pairs is not
-made.
+Measures mods of `attn_dispatch.mods` at 8,192 tokens, forward and with the gradients of query, key
+and value; in the rows "learned" also with the gradients of the arrays that the mod reads. All run
+in bfloat16 in the same process. T5's table has two heads, because the rewrite makes no bias of more
+than 2^27 pairs.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ LEARNED: dict[str, tuple[Callable[[jax.Array], dict[str, Any]], jax.Array, dict[
     "T5, learned": (_t5, _TABLE, {"n": 2, "k": 1}),
     "T5 in bfloat16, learned": (_t5, _TABLE.astype(jnp.bfloat16), {"n": 2, "k": 1}),
 }
-"""The options of what the mod reads, that, and in what the call's size differs."""
+"""A function that returns the call's options from the array that the mod reads, that array, and the
+sizes that differ from `_SIZE`."""
 
 
 def programs(
     options: Callable[..., dict[str, Any]], implementation: str | None
 ) -> dict[str, Callable[..., Any]]:
-    """The call, and its gradients, jitted; of query, key, value and what the mod reads."""
+    """The jitted call and its gradients, functions of query, key, value and what the mod reads."""
 
     def call(q: jax.Array, k: jax.Array, v: jax.Array, *read: jax.Array) -> jax.Array:
         return dot_product_attention(q, k, v, implementation=implementation, **options(*read))
@@ -84,7 +85,8 @@ def arrays(size: dict[str, int]) -> list[jax.Array]:
 
 
 def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Microseconds of the kernel, of XLA and of the same call without mods; and ratios."""
+    """By direction, the time of the kernel, of XLA and of the same call without mods, in
+    microseconds, and ratios."""
     if name in LEARNED:
         options, array, size = LEARNED[name]
         read, is_causal = [array], True
@@ -92,7 +94,7 @@ def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
         read, size, is_causal = [], {}, "is_causal" in CALLS[name]
         options = partial(dict, CALLS[name])
     *given, out_grad = arrays(_SIZE | size)
-    # XLA has the gradient of what is read, beside the kernel.
+    # With a gradient of what the mod reads, XLA must be allowed: it computes that one.
     made = {
         "cudnn": (programs(options, None if read else "cudnn"), read),
         "xla": (programs(options, "xla"), read),
@@ -118,7 +120,7 @@ def main() -> None:
     args = arguments("Speed of score_mod and mask_mod.", rounds=3, seconds=0.05)
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
-    print("microseconds, times as fast as the call without mods, and as XLA")
+    print("microseconds; the time of the call without mods over that, and of XLA over that")
     rows = {}
     for name in (*CALLS, *LEARNED):
         rows[name] = row = measure(name, args.rounds, args.seconds)

@@ -2,8 +2,8 @@
 
 usage: python benchmarks/notebook.py [--out FOLDER] [--write]
 
---out writes the output and the environment to a folder, --write writes the output into the
-notebook. A cell shows a picture if its last line is `figure`.
+--out writes the output and the environment into a folder; --write writes the output into the
+notebook. A cell whose last line is `figure` has that figure as a picture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTEBOOK = Path(__file__).parents[1] / "docs/notebook.ipynb"
 
 
 def run(source: str, name: str, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """A cell's outputs, as a notebook holds them."""
+    """Run a cell with these names, and return its outputs in the format of notebooks."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(source, name, "exec"), names)
@@ -45,7 +45,7 @@ def run(source: str, name: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
-    parser.add_argument("--write", action="store_true", help="into the notebook")
+    parser.add_argument("--write", action="store_true", help="write outputs into the notebook")
     args = parser.parse_args()
 
     mpl.use("Agg")

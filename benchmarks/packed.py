@@ -1,4 +1,4 @@
-"""Speed of packed sequences on one GPU, compared with padding and, if installed, flash_attn3_jax.
+"""Speed of packed sequences on one GPU, compared with padding and with flash_attn3_jax.
 
 usage: python benchmarks/packed.py [--rounds N] [--out FOLDER]
 
@@ -6,13 +6,13 @@ There are 16 sequences in a batch padded to 4096, with a mean length of a quarte
 and 8 key/value heads of 128, bfloat16, causal. Lengths are spread evenly in one cell, and have a
 long tail up to 4096 in the other. All calls take turns in one run.
 
-ragged, segment_ids    our two packed calls, on [rows, N, H] and on [1, rows, N, H], both given the
+ragged, segment_ids    our two packed calls, on [rows, N, H] and on [1, rows, N, H], both with the
                        length of the longest sequence
-segment_ids_any_length the same without max_segment_len
-padded                 our call on the padded batch, given the lengths
-padded_unaware         the same without the lengths: the cost of padding that is computed
-jax_nn_padded          jax.nn's cuDNN call on the padded batch, given the lengths
-flash_attn3_jax        its packed call
+segment_ids_any_length segment_ids without max_segment_len
+padded                 our call on the padded batch, with the lengths
+padded_unaware         padded without the lengths, so that padding is computed as well
+jax_nn_padded          jax.nn's cuDNN call on the padded batch, with the lengths
+flash_attn3_jax        the packed call of flash_attn3_jax, if that is installed
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from command import arguments, save
 from timing import by_turns, median_ratio
 
 import attn_dispatch
-from attn_dispatch.core.tuning.timing import Program
+from attn_dispatch.core.tuning.timing import JittedCall
 from attn_dispatch_tools.reports.environment import environment
 
 MIXES = {
@@ -93,13 +93,14 @@ def flash_attn3(q, k, v, cu_seqlens):
     )
 
 
-def programs(mix: tuple[int, ...], direction: str) -> dict[str, Program]:
-    """Every contestant with its arrays; the lengths are arrays as well, as they are in training."""
+def programs(mix: tuple[int, ...], direction: str) -> dict[str, JittedCall]:
+    """All calls with their arguments. Lengths are arguments of the jitted functions, as in
+    training."""
     cu_seqlens = jnp.asarray(np.cumsum((0, *mix)), jnp.int32)
     ids = jnp.asarray(np.repeat(np.arange(BATCH) + 1, mix), jnp.int32)[None]
     lengths = jnp.asarray(mix, jnp.int32)
     rows, row, batch = _arrays(ROWS), _arrays(1, ROWS), _arrays(BATCH, LONGEST)
-    found: dict[str, Program] = {
+    found: dict[str, JittedCall] = {
         "ragged": (_program(ragged, direction), [*rows, cu_seqlens]),
         "segment_ids": (_program(segments, direction), [*row, ids]),
         "segment_ids_any_length": (_program(segments_any_length, direction), [*row, ids]),

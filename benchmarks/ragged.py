@@ -1,10 +1,11 @@
-"""Chunks of prompts and decoding in one call on pages: the cost of each part.
+"""Chunks of prompts and decoding in one call on pages, compared with each of them alone.
 
 usage: python benchmarks/ragged.py [--rounds N] [--seconds S] [--out FOLDER]
 
-Measured as in decode.py: 16 steps per program, medians. "gathered" is the batch padded to its
-longest sequence, with every key copied that the table has room for; "single" is the decoding alone,
-with as many rows; "chunk" is the longest sequence alone.
+The method is that of decode.py: 16 steps per program, medians. "ragged" is the call with
+cu_seqlens_q. "gathered" is the same on a batch padded to the longest sequence, for which every key
+that the table has room for is copied; "single" decodes one query in as many rows; "chunk" has only
+the longest sequence.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CELLS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "63 single, a chunk of 512, MHA": ((64, 4096, 16, 16, 64), (1,) * 63 + (512,)),
     "one chunk of 512": ((1, 8192, 32, 8, 128), (512,)),
 }
-"""Batch, keys, heads, kv heads, head dim; and the queries of each row."""
+"""(batch, keys, heads, kv heads, head dim), and the number of queries of each row."""
 _PAGE = 64
 
 
@@ -65,11 +66,11 @@ def programs_of(
     given = (*pools, table, lengths)
     single = query[:batch, None]
     chunk = query[None, -longest:]
-    of_chunk = (*pools, table[-1:], lengths[-1:])
+    longest_row = (*pools, table[-1:], lengths[-1:])
     found: dict[str, tuple[Any, ...]] = {
         "ragged": (repeated(ragged), query, *given, cu),
         "gathered": (repeated(ragged), query, *given, cu),
-        "chunk": (repeated(plain), chunk, *of_chunk),
+        "chunk": (repeated(plain), chunk, *longest_row),
     }
     if tokens >= batch:
         found["single"] = (repeated(plain), single, *given)
@@ -77,7 +78,7 @@ def programs_of(
 
 
 def measured(programs: dict[str, tuple[Any, ...]], rounds: int) -> dict[str, float]:
-    """Microseconds of each."""
+    """The median time of a step of each program, in microseconds."""
     times: dict[str, list[float]] = {}
     in_blocks = attn_dispatch.paged.fits_query_blocks
     for round_ in range(rounds + 1):

@@ -1,12 +1,12 @@
-"""Device time of our call against cuDNN's own best plan for the same graph.
+"""Device time of our call, compared with cuDNN's fastest plan for the same graph.
 
 usage: python benchmarks/raw_cudnn.py [--rounds N] [--seconds S] [--out FOLDER]
 
-Needs nvidia-cudnn-frontend, NVIDIA's Python interface to cuDNN. It plans the same attention with a
-handle and builds every plan that cuDNN's heuristics propose (modes A and B). Our call is compared
-with the fastest of them: the same cuDNN, arrays and device, without XLA. bfloat16, 16,384 tokens,
-heads · head dim 2,048. Both take turns and are timed on the device by the profiler, or by wall
-clock if the profile has none of raw's kernels. A ratio is raw's time over ours.
+Needs nvidia-cudnn-frontend, NVIDIA's Python interface to cuDNN, with which this script plans the
+same attention and builds every plan that cuDNN's heuristics propose (modes A and B). The fastest of
+them, "raw", uses the same cuDNN, arrays and device as our call, but not XLA. bfloat16, 16,384
+tokens, heads · head dim 2,048. Both take turns and are timed on the device by the profiler, or by
+wall clock if the profile does not have raw's kernels. A ratio is raw's time over ours.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _UIDS = _OURS | _GRADIENTS
 
 
 class Driver:
-    """A stream of this process's own, on the first device's primary context."""
+    """A CUDA stream in the primary context of the first device."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -54,7 +54,7 @@ class Driver:
         self._call("cuInit", 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self._call("cuCtxSetCurrent", context)
-        self._call("cuStreamCreate", ctypes.byref(stream), 1)  # not in line with stream 0
+        self._call("cuStreamCreate", ctypes.byref(stream), 1)  # 1: does not wait for stream 0
         self.stream = stream.value or 0
 
     def wait(self) -> None:
@@ -110,7 +110,7 @@ class RawPass:
         self.workspace_bytes = max(sizes)
 
     def run(self, index: int, pointers: Mapping[str, int]) -> None:
-        """Queues a plan on the handle's stream."""
+        """Queue a plan on the handle's stream."""
         pack = {_UIDS[x]: pointer for x, pointer in pointers.items() if x in _UIDS}
         self._graph._execute_plan_at_index(pack, pointers["workspace"], index, self._handle)
 
@@ -124,7 +124,7 @@ class RawPass:
             try:
                 graph.build_plan_at_index(index)
             except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
-                continue  # a proposal that cuDNN does not keep
+                continue  # cuDNN cannot build all that it proposes
             name = graph.get_plan_name_at_index(index)
             if name not in self.names.values():
                 self.names[index] = name
@@ -133,7 +133,8 @@ class RawPass:
 
 
 def _layout(name: str, shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Dims batch, heads, rows, columns, and strides: of arrays [B, T, N, H], lse [B, N, T]."""
+    """The dims (batch, heads, rows, columns) of an array [B, T, N, H] or of lse [B, N, T], and its
+    strides in that order."""
     batch, rows, heads, columns = shape
     if name == "lse":
         return [batch, heads, rows, 1], [heads * rows, rows, 1, 1]
@@ -151,7 +152,7 @@ def _tensor(graph: Any, name: str, shape: tuple[int, ...]) -> Any:
 
 
 class Raw:
-    """cuDNN by its own frontend on one cell: the fastest plans, and what they compute."""
+    """One cell on cuDNN without this package: the fastest plans, and their results."""
 
     def __init__(self, driver: Driver, handle: int, arrays: list[jax.Array], *, is_causal: bool):
         query = arrays[0]
@@ -175,7 +176,7 @@ class Raw:
         self.best: dict[str, int] = {}
 
     def find_best(self, calls: int) -> dict[str, dict[str, float]]:
-        """Microseconds of each plan of each pass, by name; the fastest are kept."""
+        """The time of each plan of each pass, by name, in microseconds; `best` gets the fastest."""
         found: dict[str, dict[str, float]] = {}
         for name, one in self._passes.items():
             times = {i: wall_us(self._queued([(name, i)]), calls) for i in one.names}
@@ -184,7 +185,7 @@ class Raw:
         return found
 
     def queued(self, direction: str) -> Callable[[int], None]:
-        """Runs a direction so many times by the fastest plans, and waits."""
+        """A function that runs a direction a number of times by the fastest plans, and waits."""
         passes = ("forward",) if direction == "forward" else ("forward with lse", "backward")
         return self._queued([(name, self.best[name]) for name in passes])
 
@@ -203,7 +204,7 @@ def ours(q: jax.Array, k: jax.Array, v: jax.Array, *, is_causal: bool) -> jax.Ar
 
 
 def programs(is_causal: bool) -> dict[str, Callable[..., Any]]:
-    """Jitted, of (query, key, value, out_grad)."""
+    """Our jitted calls by direction, functions of (query, key, value, out_grad)."""
 
     def forward(q, k, v, out_grad):
         del out_grad
@@ -227,14 +228,14 @@ def queued(function: Callable[..., Any], arrays: list[jax.Array]) -> Callable[[i
 
 
 def device_us(run: Callable[[int], None], calls: int) -> float:
-    """Microseconds in which the device works, of a call; 0 if the profiler does not see it."""
+    """Microseconds for which a call keeps the device busy; 0 if the profile does not have it."""
     run(2)
     seconds, _ = busy_seconds(lambda: run(calls))
     return 1e6 * (seconds or 0) / calls
 
 
 def wall_us(run: Callable[[int], None], calls: int) -> float:
-    """Microseconds of a call, of calls queued back to back."""
+    """Microseconds of wall time per call, if calls are queued back to back."""
     run(2)
     start = time.perf_counter()
     run(calls)
@@ -242,7 +243,7 @@ def wall_us(run: Callable[[int], None], calls: int) -> float:
 
 
 def differences(found: tuple[jax.Array, ...], raw: Raw) -> dict[str, float]:
-    """Of each result the largest difference, over the largest number of it."""
+    """By result, the largest difference from raw's, as a share of the largest number."""
     rows = {}
     for name, x in zip(("out", *_GRADIENTS), found, strict=True):
         a, b = np.asarray(x, np.float32), np.asarray(raw.arrays[name], np.float32)
@@ -277,7 +278,7 @@ def measure(driver: Driver, handle: int, cell: tuple[int, int, bool], args: Any)
             "ratio": statistics.median(ratios),
             "ratio_range": [ratios[0], ratios[-1]],
         }
-    # Raw has run both directions last, so its output is that of the forward pass with lse.
+    # Raw has run the direction with gradients last, so all of its results are there.
     row["differences"] = differences(mine["forward_backward"](*arrays), raw)
     return row
 
@@ -292,12 +293,12 @@ def main() -> None:
             f"{cudnn.backend_version()}, and this library {library.version} from {library.path}"
         )
     driver = Driver()
-    # What create_handle returns is an int or wraps one, from version to version of the frontend.
+    # Depending on the frontend's version, create_handle returns an int or an object that holds one.
     handle = cudnn._pybind_module.create_handle()
     set_stream = getattr(cudnn._pybind_module, "_raw_set_stream", None) or cudnn.set_stream
     set_stream(handle, driver.stream)
     facts["cudnn_frontend"] = cudnn.__version__
-    print(f"{facts['device']}, cuDNN {facts['cudnn']}, frontend {cudnn.__version__}, us on device")
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, frontend {cudnn.__version__}, device us")
     print(f"{'':22s}{'forward':>30s}{'forward + backward':>30s}")
     print(f"{'':22s}{'ours       raw     ratio':>30s}{'ours       raw     ratio':>30s}")
     rows = []

@@ -1,16 +1,20 @@
-"""Serving a small model: continuous batching, decoding, and what the host costs.
+"""Serving a small model: continuous batching, decoding, and the time that the host takes.
 
 usage: python benchmarks/serve.py [--rounds N] [--out FOLDER] [--parts load decode]
 
-The model has SmolLM2-135M's shapes and random weights, in bfloat16 on a GPU; elsewhere a tiny one
-in float32. "load" answers the same requests, whose answers are long-tailed (log-normal), by
-examples/serve and by static batches, each in one program: prompts padded to the longest, a dense
-cache that is written in place, steps until the longest answer of the batch is done; attention by
-our call and by jax.nn's. Nothing is compiled in the seconds that count. Steps of the engine are
-then timed one by one, with tokens of prompts and without, and some profiled. "decode" makes 100
-tokens for each row of a full batch in one program, and as a call for each token: on our pages, on a
-dense cache by our call, and by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens;
-"gap" is the share of a step's wall time in which no kernel ran.
+On a GPU the model has SmolLM2-135M's shapes, random weights and bfloat16; elsewhere it is a tiny
+one in float32.
+
+"load" answers the same requests, whose lengths have a long tail (log-normal), with examples/serve
+and with static batches. A static batch is one program: prompts padded to the longest, a dense cache
+that is written in place, and steps until the longest answer is done, with our attention or that of
+jax.nn. Times do not include compilation. Afterwards the engine's steps are timed one by one, with
+tokens of prompts and without, and some are profiled.
+
+"decode" makes 100 tokens for each row of a full batch, in one program and with a call for each
+token: on our pages, on a dense cache with our attention, and on one with jax.nn's on cuDNN. The
+device time is from a profile of fewer tokens; "gap" is the share of a step's wall time in which no
+kernel ran.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ from examples.smollm2.model import forward as forward_pass
 from examples.smollm2.random_weights import SMOLLM2_135M, drawn
 
 NO_END = -1
-"""No token ends an answer: all are as long as they may be."""
+"""The id of a token that never occurs, so that all answers have their full length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Size:
     """The longest prompt."""
     page: int
     steps: int
-    """Tokens made in "decode"."""
+    """The number of tokens that "decode" makes in each row."""
     context: int
-    """Keys of each row when it begins."""
+    """The number of keys of each row when "decode" begins."""
 
 
 GPU = Size(SMOLLM2_135M, "bfloat16", 64, 1000, 1024, 192, 64, 100, 1024)
@@ -93,7 +97,7 @@ def requests_of(size: Size) -> list[Request]:
 
 
 def engine_of(size: Size, params: Any) -> tuple[Engine, list[Request]]:
-    """An engine for which all is compiled, and the requests that wait for it."""
+    """An engine whose programs are all compiled, and the requests in its queue."""
     per_request = -(-(size.prompt + size.most) // size.page)
     engine = Engine(
         params, size.config, NO_END, slots=size.slots, page_size=size.page,
@@ -107,7 +111,7 @@ def engine_of(size: Size, params: Any) -> tuple[Engine, list[Request]]:
 
 
 def continuous(size: Size, params: Any) -> tuple[list[list[int]], float, dict[str, Any]]:
-    """Answers, seconds after everything was compiled, and facts."""
+    """The answers of the engine, the seconds that they took, and facts about the run."""
     engine, requests = engine_of(size, params)
     compiled = engine.compile_seconds
     started = time.perf_counter()
@@ -125,8 +129,11 @@ def continuous(size: Size, params: Any) -> tuple[list[list[int]], float, dict[st
 
 
 def steps(size: Size, params: Any) -> dict[str, Any]:
-    """Milliseconds of each kind of step, with each read before the next is sent: of the host until
-    it is sent, and in all; and some of them profiled as they are otherwise."""
+    """Milliseconds of each kind of step, and a profile of some.
+
+    For the times, each step is read before the next one is sent: "host_ms" until the step is sent,
+    "ms" until it is read. The profiled steps run as usual, a step ahead of the host.
+    """
     engine, _ = engine_of(size, params)
     kinds: dict[str, list[tuple[float, float]]] = {"with prompts": [], "answers alone": []}
     while not engine.is_idle and engine.steps < 300:
@@ -179,10 +186,11 @@ def _answered(
     params: Any, tokens: jax.Array, lengths: jax.Array, most: jax.Array, config: Config, room: int,
     attention: Callable[..., jax.Array],
 ):  # fmt: skip
-    """int32 [B, room - T]: `most` tokens of the answers to prompts [B, T], all in one program.
+    """The first `most` tokens of the answers to prompts [B, T], int32 [B, room - T], in one
+    program.
 
-    A layer's cache is an array of its own, [B, room, K, H], that is written in place: what a scan
-    over layers slices is copied, which made a step 2.5 times as long.
+    Each layer has a separate cache [B, room, K, H], which is written in place. A scan over layers
+    would copy its slices of one array, which made a step take 2.5 times as long.
     """
     logits, whole = forward_pass(params, tokens, config)
     rows = jnp.arange(tokens.shape[0])
@@ -211,8 +219,11 @@ def _answered(
 def static_batches(
     size: Size, params: Any, attention: Callable[..., jax.Array] = dot_product_attention
 ) -> tuple[list[list[int]], float, dict[str, Any]]:
-    """Each batch in one program: prompts padded to the longest, then steps until the longest answer
-    is done, beside a dense cache."""
+    """The answers of static batches, the seconds that they took, and facts about the run.
+
+    Each batch is one program: prompts padded to the longest, then steps with a dense cache until
+    the longest answer is done.
+    """
     requests, room = requests_of(size), size.prompt + size.most
     answers: list[list[int]] = []
     seconds = compiling = 0.0
@@ -247,17 +258,17 @@ def load(size: Size, rounds: int, left_out: tuple[str, ...] = ()) -> dict[str, A
     params = drawn(size.config, size.dtype)
     useful = sum(x.most for x in requests_of(size))
     found: dict[str, Any] = {"requests": size.requests, "slots": size.slots, "tokens": useful}
-    ways = {
+    methods = {
         "continuous": continuous,
         "static": static_batches,
         "static, jax.nn": partial(static_batches, attention=jax_nn),
     }
-    ways = {name: way for name, way in ways.items() if name not in left_out}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    methods = {name: method for name, method in methods.items() if name not in left_out}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     answers = {}
     for _ in range(rounds):
-        for name, way in ways.items():
-            answers[name], took, facts = way(size, params)
+        for name, method in methods.items():
+            answers[name], took, facts = method(size, params)
             seconds[name].append(took)
             found[name] = facts
             print(f"{name}: {useful / took:,.0f} tokens/s, {facts}", flush=True)
@@ -267,8 +278,8 @@ def load(size: Size, rounds: int, left_out: tuple[str, ...] = ()) -> dict[str, A
     pairs = list(zip(answers["continuous"], answers["static"], strict=True))
     found["same_answers"] = sum(x == y for x, y in pairs) / len(pairs)
     found["same_first_tokens"] = sum(x[0] == y[0] for x, y in pairs) / len(pairs)
-    others = [seconds[x] for x in ways if x != "continuous"]
-    # To the faster of the static ones, each round with itself.
+    others = [seconds[x] for x in methods if x != "continuous"]
+    # In each round, the time of the fastest static batches over that of continuous batching.
     ratios = [min(x) / y for *x, y in zip(*others, seconds["continuous"], strict=True)]
     found["ratios"] = ratios
     print(
@@ -280,7 +291,7 @@ def load(size: Size, rounds: int, left_out: tuple[str, ...] = ()) -> dict[str, A
 
 
 def _on_pages(size: Size) -> tuple[Any, Callable[..., Any]]:
-    """State and step of all rows full, on pages in any order."""
+    """A state in which all rows have `size.context` keys on pages in any order, and its step."""
     pages_each = -(-(size.context + size.steps) // size.page)
     state = State.new(
         dataclasses.replace(size.config, context=pages_each * size.page), size.slots,
@@ -321,11 +332,11 @@ def _on_dense(size: Size, attention: Callable[..., Any]) -> tuple[Any, Callable[
 
 
 def profiled(run: Callable[[], object]) -> dict[str, Any]:
-    """Seconds in which a kernel ran, kernels, and launches of graphs and kernels by the host; the
-    reason alone where the profiler fails."""
+    """The seconds for which kernels ran, the number of kernels, and the host's launches of graphs
+    and kernels. If the profiler fails, only the reason."""
     try:
         return _profiled(run)
-    except Exception as error:  # whatever it raises, it costs these numbers alone
+    except Exception as error:  # the profiler may raise anything; only these numbers are missing
         return {"reason": f"the profiler failed: {error}"[:300]}
 
 
@@ -361,14 +372,17 @@ def _profiled(run: Callable[[], object]) -> dict[str, Any]:
 
 def decode(size: Size, rounds: int) -> dict[str, Any]:
     params = drawn(size.config, size.dtype)
-    ways = {"pages": _on_pages, "dense, ours": partial(_on_dense, attention=dot_product_attention),
-            "dense, jax.nn": partial(_on_dense, attention=jax_nn)}  # fmt: skip
+    caches = {
+        "pages": _on_pages,
+        "dense, ours": partial(_on_dense, attention=dot_product_attention),
+        "dense, jax.nn": partial(_on_dense, attention=jax_nn),
+    }
     found: dict[str, Any] = {
         "rows": size.slots, "context": size.context, "steps": size.steps
     }  # fmt: skip
-    for name, make in ways.items():
-        of_layers = by_layer(params) if name == "pages" else params
-        found[name] = _decoded(size, of_layers, make, rounds, name)
+    for name, make in caches.items():
+        weights = by_layer(params) if name == "pages" else params
+        found[name] = _decoded(size, weights, make, rounds, name)
     return found
 
 
@@ -385,13 +399,13 @@ def _decoded(
 
     single = jax.jit(one, donate_argnums=1)
 
-    def apart(steps: int, params: Any, state: Any, token: jax.Array):
+    def one_by_one(steps: int, params: Any, state: Any, token: jax.Array):
         for _ in range(steps):
             state, token = single(params, state, token)
         return state, token
 
     row: dict[str, Any] = {}
-    for kind, run in {"one program": together, "a call each": apart}.items():
+    for kind, run in {"one program": together, "a call each": one_by_one}.items():
 
         def timed(steps: int, run: Any = run) -> float:
             state = jax.block_until_ready(make(size)[0])
@@ -408,9 +422,9 @@ def _decoded(
         row[kind]["profiled_steps"] = few
         if row[kind].get("busy_seconds"):
             row[kind]["gap"] = 1 - row[kind]["busy_seconds"] / few / (wall / size.steps)
-        told = {x: row[kind].get(x) for x in ("gap", "kernels", "launches", "reason")}
+        facts = {x: row[kind].get(x) for x in ("gap", "kernels", "launches", "reason")}
         print(f"{name}, {kind}: {row[kind]['tokens_per_second']:,.0f} tokens/s, "
-              f"{1e3 * wall / size.steps:.3f} ms a step, {told}", flush=True)  # fmt: skip
+              f"{1e3 * wall / size.steps:.3f} ms a step, {facts}", flush=True)  # fmt: skip
     return row
 
 
@@ -424,8 +438,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
-    parser.add_argument("--requests", type=int, help="of the load")
-    parser.add_argument("--without-jax-nn", action="store_true", help="in the load")
+    parser.add_argument("--requests", type=int, help="the number of requests of the load")
+    parser.add_argument(
+        "--without-jax-nn",
+        action="store_true",
+        help="leave static batches on jax.nn out of the load",
+    )
     parser.add_argument("--parts", nargs="+", default=["load", "decode"])
     args = parser.parse_args()
     size = GPU if jax.default_backend() == "gpu" else TINY

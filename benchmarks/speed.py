@@ -1,10 +1,10 @@
-"""Speed on one GPU against jax.nn's cuDNN attention, both in the same run.
+"""Speed on one GPU, compared with jax.nn's cuDNN attention in the same run.
 
 usage: python benchmarks/speed.py [--rounds N] [--out FOLDER]
 
-Calls are queued back to back, enough of them that a measurement takes about --seconds, and the two
-libraries take turns, so that synchronisation and the card's changing clocks show in neither. The
-ratio of a cell is the median over the rounds of theirs / ours, taken round by round.
+A measurement queues calls back to back for about --seconds, so that synchronisation does not count.
+The two libraries take turns, so that the GPU's changing clock affects both equally. The ratio of a
+cell is the median over the rounds of jax.nn's time over ours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def theirs(q, k, v, *, is_causal):
 
 
 def programs(attention: Callable, is_causal: bool) -> dict[str, Callable]:
-    """Jitted forward, and forward with backward, of (q, k, v, out_grad)."""
+    """The jitted calls by direction, functions of (q, k, v, out_grad)."""
 
     def forward(q, k, v, out_grad):
         del out_grad
@@ -65,7 +65,7 @@ def compare(shape, is_causal: bool, rounds: int, seconds: float) -> dict[str, di
 
 
 def main() -> None:
-    args = arguments("Speed against jax.nn on cuDNN.", rounds=9, seconds=0.15)
+    args = arguments("Speed compared with jax.nn on cuDNN.", rounds=9, seconds=0.15)
     facts = environment()
     rows = []
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")

@@ -1,4 +1,4 @@
-"""Jitted programs timed by turns, and how one compares with another."""
+"""Timing jitted calls in turns, and comparing their times."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping
 from functools import partial
 
-from attn_dispatch.core.tuning.timing import Program, seconds_per_call, turns
+from attn_dispatch.core.tuning.timing import JittedCall, seconds_per_call, turns
 
 
 def by_turns(
-    programs: Mapping[str, Program], rounds: int, seconds: float
+    programs: Mapping[str, JittedCall], rounds: int, seconds: float
 ) -> dict[str, list[float]]:
     """Seconds per call of each program, one entry for each round.
 

@@ -1,4 +1,4 @@
-"""Speed of a window beside lengths, both counted from the bottom right, and of other forms of it.
+"""Speed of a window with lengths, aligned to the bottom right, and of other forms of the same call.
 
 usage: python benchmarks/window_with_lengths.py [--rounds N] [--seconds S] [--out FOLDER]
        [--cells long,short,batch,few] [--implementations cudnn,flash]
@@ -10,18 +10,18 @@ is checked before they are timed; the others are there for comparison. `--check`
 at small sizes on any device, and times nothing.
 
 lengths         key_value_seq_lengths, causal_alignment="bottom_right"
-both_lengths    query_seq_lengths as well, all of them full
-padding_mask    lengths, but cuDNN is asked with its padding mask before packed arrays
-cu_seqlens      the ragged call: the rows of a length, and a sequence without queries behind them
-aligned         queries and the keys that they reach moved to one diagonal: one length for both
-segments        the same by segment ids
-halo_C          blocks of C queries as batch rows, each with the keys that it reaches
+both_lengths    lengths with query_seq_lengths as well, all of which are full
+padding_mask    lengths, for which cuDNN prefers its padding mask to packed arrays
+cu_seqlens      the ragged call: the real rows of each batch row, then a sequence without queries
+aligned         queries moved to the rows of the keys at their diagonal, and one length for both
+segments        aligned, with segment ids in place of lengths
+halo_C          blocks of C queries as batch rows, each with the keys in its window
 
-no_lengths      the same window without lengths: T queries on S keys, bottom right
-no_lengths_aligned  that with the queries and the keys that they reach on one diagonal
-square          S queries on S keys without lengths: twice the queries where S is 2 · T
-square_top      T queries on T keys, lengths of both, top left
-square_bottom   T queries on T keys, key_value_seq_lengths, bottom right
+no_lengths      the same window without lengths: T queries, S keys, bottom right
+no_lengths_aligned  no_lengths, with queries moved as in aligned
+square          S queries and S keys without lengths: twice the queries if S is 2 · T
+square_top      T queries and T keys, lengths of both, top left
+square_bottom   T queries and T keys, key_value_seq_lengths, bottom right
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BLOCKS = (2048, 4096, 8192)
 
 @dataclass(frozen=True)
 class Cell:
-    """T queries beside the last keys of S in each batch row, each key row with a length."""
+    """T queries and S keys; each batch row has a key length, and the queries are at its end."""
 
     queries: int
     keys: int
@@ -111,9 +111,9 @@ def cu_seqlens(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
 
 
 def _row_slices(x: jax.Array, start: jax.Array, size: int) -> jax.Array:
-    """x [B, L, ...] from start [B] on, 0 outside; start is from -size to L."""
+    """`size` rows of x [B, L, ...] from start [B] on, which is -size to L; rows outside x are 0."""
     padded = jnp.pad(x, [(0, 0), (size, size), *[(0, 0)] * (x.ndim - 2)])
-    # One by one: the transpose of a gather would add row by row.
+    # Separate slices, because the transpose of a gather would add row by row.
     rows = [
         jax.lax.dynamic_slice_in_dim(y, i + size, size) for y, i in zip(padded, start, strict=True)
     ]
@@ -121,7 +121,8 @@ def _row_slices(x: jax.Array, start: jax.Array, size: int) -> jax.Array:
 
 
 def _sizes(cell: Cell, n, t: int) -> tuple[int, Any, Any, Any]:
-    """Rows of both, their number [B], the first key there and the first query's place."""
+    """The number of rows, how many of them are real [B], the first key [B], and the first query's
+    row [B]."""
     rows = t + cell.left + 1
     first_key = jnp.maximum(n - rows, 0)
     return rows, jnp.minimum(n, rows), first_key, n - t - first_key
@@ -153,7 +154,7 @@ def segments(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
 def halo(q, k, v, n, cell: Cell, options: dict[str, Any], block: int) -> jax.Array:
     batch, t = q.shape[:2]
     reach, count = cell.left + 1, t // block
-    first = n - t - reach  # the first key that is taken of each row; those before key 0 are none
+    first = n - t - reach  # the first key in each row's window; places before key 0 are padding
     is_key = first[:, None] + jnp.arange(reach + t, dtype=jnp.int32) >= 0
 
     def blocks(x):
@@ -171,7 +172,7 @@ def halo(q, k, v, n, cell: Cell, options: dict[str, Any], block: int) -> jax.Arr
 
     taken_k, taken_v = (blocks(_row_slices(x, first, reach + t)) for x in (k, v))
     key_ids = blocks(is_key.astype(jnp.int32))
-    # Queries that lie before key 0: then the keys of their own block are fewer than they.
+    # Queries whose diagonal is before key 0 are padding, too.
     query_ids = is_key[:, reach:].astype(jnp.int32).reshape(-1, block)
     out = attend(
         q.reshape(batch * count, block, *q.shape[2:]), taken_k, taken_v, options,
@@ -228,14 +229,14 @@ OTHERS: dict[str, Form] = {
 
 @contextmanager
 def padding_mask_first(is_on: bool) -> Iterator[None]:
-    """cuDNN is asked for a padding mask before packed arrays."""
-    ways = cudnn.variants_of
+    """Within this context, cuDNN tries its padding mask before packed arrays."""
+    original = cudnn.variants_of
     if is_on:
-        cudnn.variants_of = lambda spec: tuple(sorted(ways(spec), key=lambda way: way.is_packed))
+        cudnn.variants_of = lambda spec: tuple(sorted(original(spec), key=lambda x: x.is_packed))
     try:
         yield
     finally:
-        cudnn.variants_of = ways
+        cudnn.variants_of = original
 
 
 def arrays_of(cell: Cell, name: str = "") -> list[jax.Array]:
@@ -284,19 +285,19 @@ def differences(found: Any, expected: Any) -> list[float]:
 
 
 def check() -> None:
-    """Raises AssertionError where a form computes other numbers, NaN included."""
+    """Raise an AssertionError if a form computes other numbers than `lengths`, or NaN."""
     for cell in CHECKED:
         expected = None
         for name, form in equal_forms(cell).items():
             results = program(form, cell, {}, backward=True)(*arrays_of(cell))
             expected = results if expected is None else expected
-            far = differences(results, expected)
-            print(f"{name:14s}", " ".join(f"{x:.1e}" for x in far))
-            assert all(x < 0.02 for x in far), (cell, name, far)
+            found = differences(results, expected)
+            print(f"{name:14s}", " ".join(f"{x:.1e}" for x in found))
+            assert all(x < 0.02 for x in found), (cell, name, found)
 
 
 def measure(name: str, cell: Cell, implementation: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of each form and direction."""
+    """By form and direction, the time in microseconds, the temporary memory and the differences."""
     options = {"implementation": implementation}
     forms = {**equal_forms(cell), **OTHERS}
     if implementation != "cudnn":
@@ -344,7 +345,7 @@ def show(cell: str, implementation: str, rows: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of a window beside lengths.")
+    parser = argparse.ArgumentParser(description="Speed of a window with lengths.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
     parser.add_argument("--cells", default=",".join(CELLS))

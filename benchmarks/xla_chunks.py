@@ -1,12 +1,12 @@
-"""XLA's blocks on the CPU, against chunks of rows of the whole batch, in the same run.
+"""XLA's blocks on the CPU, compared with an earlier revision's chunks of query rows.
 
 usage: python benchmarks/xla_chunks.py [--rounds N] [--out FOLDER]
 
-Earlier, chunks did not divide the batch and the heads, so that with a large batch each chunk had a
-few query rows, for which all keys were read again. That revision is taken from git. Both take
-turns, each call in a new process, whose peak memory is measured as well. The cells are a batch of
-32 × 8192 keys, with query rows for one block, and a batch of 1 with long sequences, which should
-cost what it did.
+The earlier revision, which is taken from git, did not divide the batch and the heads. So with a
+large batch, each chunk had few query rows, and all keys were read again for each chunk. The two
+revisions take turns; each call runs in a new process, whose peak memory is measured as well. The
+cells are a batch of 32 × 8192 keys with the query rows of one block, and a batch of 1 with long
+sequences, which should take as long as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 if "--measure" in sys.argv:
-    # PYTHONPATH names the revision: the finder of an editable install would answer with its own.
+    # PYTHONPATH names the revision, but the finder of an editable install would come before it.
     sys.meta_path = [x for x in sys.meta_path if "editable" not in type(x).__module__]
 
 import attn_dispatch
@@ -43,7 +43,7 @@ DIRECTIONS = ("forward", "forward_backward")
 
 
 def measure(b: int, t: int, s: int, n: int, k: int, h: int, direction: str) -> dict[str, Any]:
-    """One call of the attn_dispatch that this process imports, after compiling it."""
+    """Time and memory of one call, with the attn_dispatch that this process imports."""
     shapes = ((b, t, n, h), (b, s, k, h), (b, s, k, h), (b, t, n, h))
     keys = jax.random.split(jax.random.key(0), len(shapes))
     arrays = [
@@ -79,7 +79,7 @@ def measure(b: int, t: int, s: int, n: int, k: int, h: int, direction: str) -> d
 
 
 def _forget_peak() -> int:
-    """Makes the process' peak memory what it holds now, and returns that."""
+    """Reset the process' peak memory to its current memory, and return that in bytes."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
@@ -90,7 +90,7 @@ def _status(name: str) -> int:
 
 
 def in_a_process(package: pathlib.Path, shape: dict[str, int], direction: str) -> dict[str, Any]:
-    """What `measure` finds with the attn_dispatch in a folder."""
+    """The result of `measure` in a new process, with the attn_dispatch in a folder."""
     given = json.dumps(shape | {"direction": direction})
     environ = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
     command = (sys.executable, __file__, "--measure", given)
@@ -101,7 +101,7 @@ def in_a_process(package: pathlib.Path, shape: dict[str, int], direction: str) -
 def by_turns(
     packages: dict[str, pathlib.Path], shape: dict[str, int], direction: str, rounds: int
 ) -> dict[str, Any]:
-    """Both revisions' medians, and before over after of each quantity."""
+    """The medians of both revisions, and the ratio "before" over "after" of each number."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in packages}
     for round_index in range(rounds):
         for name in list(packages) if round_index % 2 == 0 else list(packages)[::-1]:
@@ -133,7 +133,7 @@ def main() -> None:
         }
         for name, shape in SHAPES.items():
             report[name] = {"shape": shape}
-            rounds = args.rounds if shape["b"] == 1 else 1  # one is minutes, and tells enough
+            rounds = args.rounds if shape["b"] == 1 else 1  # a round of the other takes minutes
             for direction in DIRECTIONS:
                 row = report[name][direction] = by_turns(packages, shape, direction, rounds)
                 ratio = row["before_over_after"]

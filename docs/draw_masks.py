@@ -2,8 +2,8 @@
 
     python docs/draw_masks.py
 
-Needs matplotlib. The same matplotlib draws the same bytes; each file also says in characters what
-it shows (`Figure.text`), which the tests compare with the library.
+Needs matplotlib. The same version of matplotlib always writes the same bytes. Each file also holds
+its picture as text (`Figure.text`), which the tests compare with the library.
 """
 
 from __future__ import annotations

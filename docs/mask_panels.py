@@ -1,7 +1,7 @@
 """The calls whose masks docs/semantics.md shows.
 
-draw_masks.py draws them, and those of mod_panels.py; tests/docs/test_draw_masks.py asks real calls
-whether they are so.
+draw_masks.py draws them and those of mod_panels.py; tests/docs/test_draw_masks.py compares them
+with the results of real calls.
 """
 
 from __future__ import annotations

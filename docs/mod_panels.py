@@ -10,8 +10,8 @@ from attn_dispatch import mods
 from attn_dispatch_tools.pictures.panel import Figure, Panel
 
 
-def _of_masks(name: str, masks: dict[str, Any], seq_len_q: int, seq_len_kv: int) -> Figure:
-    """A row of panels: for each title a mask_mod, or several arguments."""
+def _mask_row(name: str, masks: dict[str, Any], seq_len_q: int, seq_len_kv: int) -> Figure:
+    """A row of panels: for each title, a mask_mod or a dictionary of arguments."""
     arguments = {x: y if isinstance(y, dict) else {"mask_mod": y} for x, y in masks.items()}
     row = (Panel(title, seq_len_q, seq_len_kv, given) for title, given in arguments.items())
     return Figure(name, (tuple(row),))
@@ -51,37 +51,37 @@ def _relative_position() -> Figure:
 
 def _prefix_lm() -> Figure:
     lengths = {f"prefix_lm, length {x}": mods.prefix_lm(np.array([x])) for x in (1, 3, 6)}
-    return _of_masks("mod_prefix_lm", lengths, 8, 8)
+    return _mask_row("mod_prefix_lm", lengths, 8, 8)
 
 
 def _document_mask() -> Figure:
     documents = np.array([[5, 5, 7, 7, 7, 5, 2, 2]])
     mask = {"mask_mod": mods.document_mask(documents)}
     masks = {"documents 5 5 7 7 7 5 2 2": mask, "the same, causal": mask | {"is_causal": True}}
-    return _of_masks("mod_document_mask", masks, 8, 8)
+    return _mask_row("mod_document_mask", masks, 8, 8)
 
 
 def _dilated_window() -> Figure:
     sides = [(6, 2), (6, 3), (2, 1)]
     masks = {f"dilated_window{x}": mods.dilated_window(*x) for x in sides}
-    return _of_masks("mod_dilated_window", masks, 10, 10)
+    return _mask_row("mod_dilated_window", masks, 10, 10)
 
 
 def _chunked_window() -> Figure:
     masks = {f"chunked_window({x})": mods.chunked_window(x) for x in (3, 4)}
-    return _of_masks("mod_chunked_window", masks, 10, 10)
+    return _mask_row("mod_chunked_window", masks, 10, 10)
 
 
 def _neighborhood_2d() -> Figure:
     masks = {"neighborhood_2d(4, 5, 1)": mods.neighborhood_2d(4, 5, 1)}
-    return _of_masks("mod_neighborhood_2d", masks, 20, 20)
+    return _mask_row("mod_neighborhood_2d", masks, 20, 20)
 
 
 def _tree_mask() -> Figure:
     parents = np.array([-1, 0, 0, 1, 1, 2])
     lengths = (0, 3)
     masks = {f"tree_mask, cache_length {x}": mods.tree_mask(parents, x) for x in lengths}
-    return _of_masks("mod_tree_mask", masks, 6, 10)
+    return _mask_row("mod_tree_mask", masks, 6, 10)
 
 
 def _combined() -> Figure:
@@ -91,13 +91,13 @@ def _combined() -> Figure:
         "all_of(window, chunks)": mods.all_of(window, chunks),
         "all_of(chunks, not_(window))": mods.all_of(chunks, mods.not_(window)),
     }
-    return _of_masks("mod_combined", masks, 9, 9)
+    return _mask_row("mod_combined", masks, 9, 9)
 
 
 def _with_query_offset() -> Figure:
     chunks = mods.chunked_window(4)
     masks = {"chunked_window(4)": chunks, "… with offset 5": mods.with_query_offset(chunks, 5)}
-    return _of_masks("mod_with_query_offset", masks, 5, 10)
+    return _mask_row("mod_with_query_offset", masks, 5, 10)
 
 
 FIGURES = (

@@ -1,4 +1,4 @@
-"""Types of command line options, which refuse values that make no sense."""
+"""Types of command line options that refuse invalid values."""
 
 import argparse
 import math
@@ -10,12 +10,12 @@ from typing import Any
 from attn_dispatch.text import error_text
 
 
-def of(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """An argparse type: a valid `kind`, or an error with what was expected."""
+def option_type(kind: Any, expected: str, is_valid: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """An argparse type for valid values of `kind`. `expected` describes them in the error."""
 
     def parsed(text: str) -> Any:
         try:
-            if is_right(x := kind(text)):
+            if is_valid(x := kind(text)):
                 return x
         except ValueError:
             pass
@@ -24,15 +24,15 @@ def of(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[s
     return parsed
 
 
-NUMBER = of(int, "an int of 0 or more", lambda x: x >= 0)
-POSITIVE = of(int, "an int above 0", lambda x: x > 0)
-SEED = of(int, "an int from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
-FINITE = of(float, "0 or more", lambda x: 0 <= x < math.inf)
-SHARE = of(float, "a number above 0, up to 1", lambda x: 0 < x <= 1)
+NUMBER = option_type(int, "an int of 0 or more", lambda x: x >= 0)
+POSITIVE = option_type(int, "an int above 0", lambda x: x > 0)
+SEED = option_type(int, "an int from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+FINITE = option_type(float, "0 or more", lambda x: 0 <= x < math.inf)
+SHARE = option_type(float, "a number above 0, up to 1", lambda x: 0 < x <= 1)
 
 
 def make_folder(option: str, folder: Path | None) -> None:
-    """Make the folder before the work, or end the process if that fails."""
+    """Make the folder of an option, if one is given; end the process if that fails."""
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def make_folder(option: str, folder: Path | None) -> None:
 
 
 def check_file(option: str, file: Path | None) -> None:
-    """Check before the work that the file can be written, or end the process."""
+    """Check that the file of an option, if one is given, can be written; else end the process."""
     try:
         if file is not None:
             file.open("a").close()

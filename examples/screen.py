@@ -7,7 +7,7 @@ import rich.console
 
 class Console(rich.console.Console):
     def on_broken_pipe(self) -> NoReturn:
-        """Ends the example as run_process ends any command whose reader, such as head, has left."""
+        """End the example like any command whose output is no longer read, as with `| head`."""
         raise BrokenPipeError
 
 

@@ -1,4 +1,4 @@
-"""What a wheel or source distribution must be, before anybody installs it."""
+"""Checks of wheels and source distributions: their names, contents and metadata."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _GLIBC = re.compile(r"manylinux_(\d+)_(\d+)_x86_64")
 PACKAGES = ("attn_dispatch/", "attn_dispatch_tools/")
 
 
-def wrong(path: Path) -> list[str]:
-    """Everything that is wrong with this file, in sentences."""
+def faults(path: Path) -> list[str]:
+    """Everything that is wrong with a wheel or source distribution, as sentences."""
     found = _twine(path)
     if path.suffix != ".whl":
         return found + _source_distribution(path)
@@ -77,15 +77,15 @@ def _twine(path: Path) -> list[str]:
 
 
 def _auditwheel(path: Path) -> list[str]:
-    """It must run on any glibc from that of its name on, with nothing beside what Linux has."""
+    """A fault if the wheel needs a newer glibc than its name says, or libraries Linux may lack."""
     done = _tool("auditwheel", "show", str(path))
-    said = " ".join(done.stdout.split())
-    fits = re.search(r'platform tag: "(\w+)"', said)
+    output = " ".join(done.stdout.split())
+    fits = re.search(r'platform tag: "(\w+)"', output)
     glibc = _GLIBC.match(fits[1]) if fits else None
     named = _GLIBC.match(PLATFORM)
     assert named is not None
     if glibc is None or tuple(map(int, glibc.groups())) > tuple(map(int, named.groups())):
-        return [f"auditwheel: expected {PLATFORM} or older, got {fits[1] if fits else said}"]
+        return [f"auditwheel: expected {PLATFORM} or older, got {fits[1] if fits else output}"]
     return []
 
 

@@ -2,9 +2,8 @@
 
 usage: python release/commands.py [NAME …]
 
-NAME is demo, serve, train, finetune, docs, test or test-older; without one it is demo and test.
-The measurements go into release/results/commands.json, which keeps those of the commands that are
-not run.
+NAME is demo, serve, train, finetune, docs, test or test-older; the default is demo and test. The
+measurements go into release/results/commands.json, which keeps earlier ones of other commands.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 usage: python release/containers.py [--rootfs FOLDER] [--only TEXT]
 
-`--rootfs` stands in for the base image where no registry can be reached: a folder with Debian and
-a Python on PATH. Needs root. The measurements go into release/results/containers.json.
+Needs root. If no registry can be reached, `--rootfs` names a folder that is used in place of the
+base image, with Debian and a Python on PATH. The measurements go into
+release/results/containers.json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def dockerfiles() -> list[str]:
 
 
 def name_of(dockerfile: str) -> str:
-    """The install line of a Dockerfile, as its name."""
+    """The name of a Dockerfile, which is its install line."""
     (line,) = re.findall(r"^RUN (.*pip install .*)$", dockerfile, re.M)
     return line
 
@@ -49,7 +50,7 @@ def _buildah(*command: str | Path) -> str:
 
 
 def _stand_in(rootfs: Path, base: str) -> None:
-    """Make an image of this folder under the name of the base image."""
+    """Make an image of a folder, with the name of the base image."""
     container = _buildah("from", "scratch")
     _buildah("add", container, rootfs, "/")
     path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -93,7 +94,7 @@ def _release(rootfs: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rootfs", type=Path)
-    parser.add_argument("--only", default="", help="those whose install line contains this")
+    parser.add_argument("--only", default="", help="build those whose install line contains this")
     args = parser.parse_args()
     kept = read(KEPT) if KEPT.exists() else {}
     for dockerfile in dockerfiles():

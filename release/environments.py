@@ -1,4 +1,4 @@
-"""Fresh environments, and whether what is installed in them works."""
+"""Fresh virtual environments, and trials of what is installed in them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Environment:
         return BUILD / "environments" / self.name
 
     def create(self, python: Path, jax: str = "") -> None:
-        """Make it, with this JAX if one is named, and without this project."""
+        """Make the environment, with `jax` if that is not empty, and without this project."""
         self.remove()
         run(python, "-m", "venv", self.folder)
         if jax:
@@ -56,7 +56,7 @@ class Environment:
         return subprocess.run([self.python, "-c", code]).returncode == 0
 
     def install(self, *names: str) -> None:
-        """Install these built packages, without the gigabytes that only a GPU needs."""
+        """Install these packages from the wheels, without the gigabytes that only a GPU needs."""
         wanted = [f"{name}=={VERSION}" for name in names]
         self.pip("platformdirs", "numpy")
         self.pip("--no-index", "--no-deps", "--find-links", DIST, *wanted)
@@ -70,9 +70,12 @@ class Environment:
         run(self.python, "-m", "pip", "uninstall", "--quiet", "--yes", name)
 
     def resolve(self, plugin: Plugin, jax: str) -> int:
-        """The number of packages that `pip install` of a plugin brings; a Failed if they conflict.
+        """The number of packages that `pip install` of a plugin would install.
 
         uv resolves them without downloading them, some 2.5 GB.
+
+        Raises:
+          Failed: the requirements conflict.
         """
         wanted = f"{plugin.name}=={VERSION}\n{jax}\n"
         output = run(
@@ -88,7 +91,11 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
 ) -> str:
-    """Run a command with this text as its input, and return its stdout; a Failed if it fails."""
+    """Run a command with this text as its input, and return its stdout.
+
+    Raises:
+      Failed: the exit status is not 0.
+    """
     ours = ("ATTN_DISPATCH_", "PYTHON", "VIRTUAL_ENV", "LD_")
     clean = {x: y for x, y in os.environ.items() if not x.startswith(ours)}
     done = subprocess.run(
@@ -103,14 +110,14 @@ def run(
 
 @lru_cache
 def cudnn(major: int) -> Path:
-    """A folder with cuDNN alone, laid out as an installed wheel of NVIDIA's."""
+    """A folder with only cuDNN for this version of CUDA, as NVIDIA's wheel installs it."""
     folder = BUILD / f"cudnn-cu{major}"
     if not folder.exists():
         unfinished = folder.with_suffix(".tmp")
         run(
             sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile",
             "--target", unfinished, f"nvidia-cudnn-cu{major}>=9.12,<10",
-            # Its older versions plan with NVRTC.
+            # Older versions of cuDNN need NVRTC to plan.
             "nvidia-cuda-nvrtc" if major == 13 else f"nvidia-cuda-nvrtc-cu{major}",
         )  # fmt: skip
         unfinished.rename(folder)

@@ -3,8 +3,8 @@
 usage: python release/install_lines.py [--only TEXT …] [--list]
 
 Lines are read from README.md, docs and the examples; `--only` selects those that contain a text.
-The measurements go into release/results/install_lines.json, which keeps those of the lines that are
-not run. Lines for wheels use the wheels of the last `make wheels`.
+The measurements go into release/results/install_lines.json, which keeps earlier ones of other
+lines. Lines that install wheels use those of the last `make wheels`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from record import RESULTS, commit, cpu_seconds, read, size_of
 KEPT = RESULTS / "install_lines.json"
 _LINE = re.compile(r"(?:ATTN_DISPATCH_\w+=1 )?pip install [^#`\n]*")
 _PRINTED = re.compile(r"^```console\n.*?^```$", re.M | re.S)
-"""The output of a command on a page: an install line in it is not for this machine."""
+"""The output of a command on a page, in which install lines are advice and not run here."""
 
 Check = Callable[[Environment], str]
-"""Tries what was installed and returns a short report; a Failed if it does not work."""
+"""Tries what was installed, and returns a short report; raises Failed if it does not work."""
 
 
 def pages() -> list[Path]:
@@ -42,7 +42,7 @@ def pages() -> list[Path]:
 
 
 def lines() -> dict[str, list[str]]:
-    """Every install line with the pages that have it, but for Dockerfiles (containers.py)."""
+    """Every install line with the pages that have it, without Dockerfiles (containers.py)."""
     found: dict[str, list[str]] = {}
     for page in pages():
         for line in _LINE.findall(_PRINTED.sub("", page.read_text("utf-8"))):
@@ -115,7 +115,7 @@ _VERIFY = ("attn-dispatch", "verify", "--cases", "shapes/float32_d64_full", "--r
 class Expected:
     check: Check
     after: tuple[str, ...] = ()
-    """Lines that the page has before this one, which must be run first."""
+    """Earlier lines of the page, which must be run first."""
     python: str = "3.11"
 
 
@@ -166,7 +166,7 @@ class Tried:
     state: str
     output: str
     seconds: float
-    """The time of the line itself, without the check and the lines before it."""
+    """The time of the line, without the check and the lines before it."""
     cpu_seconds: float | None
     size: int
     """The size of the environment afterwards, in bytes."""
@@ -222,8 +222,8 @@ def checkout() -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[""], help="lines that contain one of these")
-    parser.add_argument("--list", action="store_true", help="to print the lines alone")
+    parser.add_argument("--only", nargs="+", default=[""], help="run lines with one of these texts")
+    parser.add_argument("--list", action="store_true", help="print the lines, and run none")
     args = parser.parse_args()
     found = lines()
     kept = read(KEPT) if KEPT.exists() else {}

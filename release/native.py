@@ -49,10 +49,10 @@ def compiled(version: str) -> Path:
 
 
 def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> str:
-    """Build the libraries of these switches for this Python, into `compiled(version)`.
+    """Build the libraries of these CMake switches for this Python, into `compiled(version)`.
 
-    All versions share one build folder: the sources that do not include Python, which are most, are
-    compiled once.
+    All versions share a build folder, so that sources which do not include Python, most of them,
+    are compiled only once.
     """
     zig = importlib.util.find_spec("ziglang")
     assert zig is not None and zig.origin is not None, (
@@ -92,7 +92,7 @@ def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> str:
 
 
 def _multiarch(python: Path) -> Path:
-    """A folder for all Pythons, in which those of Debian find the rest of their pyconfig.h.
+    """An include folder in which Debian's Pythons find the rest of their pyconfig.h.
 
     They include it by a path under /usr/include, where zig does not look.
     """
@@ -113,7 +113,7 @@ def _zig() -> Path:
 
 
 def header_environment() -> dict[str, str]:
-    """The environment variable with the folders of headers, which are fetched first if missing."""
+    """The environment variable that names the folders of headers. Missing ones are downloaded."""
     if not _HEADERS.exists():
         _fetch_headers()
     return {"ATTN_DISPATCH_INCLUDE": os.pathsep.join(str(_HEADERS / x) for x in _INCLUDES)}
@@ -127,7 +127,7 @@ def _fetch_headers() -> None:
 
 
 def licenses() -> Path:
-    """A folder with the licenses of what is compiled into the libraries."""
+    """A folder with the licenses of the code that is compiled into the libraries."""
     folder = BUILD / "licenses"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -49,7 +49,7 @@ def _cuda(major: int) -> Plugin:
     )
 
 
-# One library serves CUDA 12 and 13: it links nothing of CUDA, and loads cuDNN when it is asked to.
+# One library serves CUDA 12 and 13: it does not link CUDA, and loads cuDNN when it needs it.
 PLUGINS = (
     _cuda(13),
     _cuda(12),
@@ -58,6 +58,6 @@ PLUGINS = (
         "_rocm",
         "ATTN_DISPATCH_ROCM",
         "attn-dispatch's library for JAX on ROCm.",
-        ("ninja", "rich"),  # as the extra: what build-aiter runs with
+        ("ninja", "rich"),  # what build-aiter needs, as in the extra `rocm`
     ),
 )

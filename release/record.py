@@ -1,4 +1,4 @@
-"""Records of the steps of a run: outcome, time and size, printed and written as JSON."""
+"""The record of a run: outcome, time and size of each step, printed and written as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Row:
 
 
 class Record:
-    """The rows so far. Each is printed and written at once, because a run takes an hour."""
+    """The steps so far. Each is printed and written immediately, because a run takes an hour."""
 
     def __init__(self, path: Path) -> None:
         self.rows: list[Row] = []
@@ -103,7 +103,7 @@ def commit() -> str:
 
 
 def cpu_seconds() -> float:
-    """The CPU time of all commands that have ended, which depends little on other work."""
+    """The CPU time of all commands that have ended. It depends little on the machine's load."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -2,9 +2,10 @@
 
 usage: python release/release_check.py [--pythons 3.12 3.13] [--skip-build] [--skip-trial] …
 
-`make release-check` and `make wheels` run it. What it builds is in build/release/dist; it ends with
-status 1 if anything is wrong. Pythons that are not on this machine are named and left out. `--keep`
-writes what was measured into release/results, from which tables.py makes the tables of the docs.
+`make release-check` and `make wheels` run it. The files are built into build/release/dist. The exit
+status is 1 if anything is wrong. Pythons that this machine lacks are reported and left out.
+`--keep` writes the measurements into release/results, from which tables.py makes the tables of the
+docs.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from record import RESULTS, Outcome, Record, size_of
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, choices=PYTHONS)
-    parser.add_argument("--skip-source", action="store_true", help="not to build from the sdist")
-    parser.add_argument("--skip-trial", action="store_true", help="to build and check alone")
-    parser.add_argument("--skip-build", action="store_true", help="to try what is built already")
-    parser.add_argument("--keep", action="store_true", help="to write results/release_check.json")
+    parser.add_argument("--skip-source", action="store_true", help="do not install from the sdist")
+    parser.add_argument("--skip-trial", action="store_true", help="only build and check")
+    parser.add_argument("--skip-build", action="store_true", help="try what was built earlier")
+    parser.add_argument("--keep", action="store_true", help="write results/release_check.json")
     args = parser.parse_args()
     table = Record((RESULTS if args.keep else BUILD) / "release_check.json")
     pythons = {}
@@ -65,7 +66,7 @@ def _can_compile(plugin: Plugin, table: Record) -> bool:
 
 
 def build(table: Record, pythons: dict[str, Path], plugins: tuple[Plugin, ...]) -> None:
-    """Every file that is released, and what is wrong with it."""
+    """Build and check every file that is released."""
     switches = tuple(dict.fromkeys(x.switch for x in plugins))
     table.add("attn-dispatch, source distribution", lambda: _checked(wheels.source_distribution()))
     table.add("attn-dispatch, wheel", lambda: _checked(wheels.pure_wheel()))
@@ -79,15 +80,15 @@ def build(table: Record, pythons: dict[str, Path], plugins: tuple[Plugin, ...]) 
 
 
 def _checked(built: Path) -> Outcome:
-    if wrong := checks.wrong(built):
-        raise Failed(f"{built.name}: " + "; ".join(wrong))
+    if faults := checks.faults(built):
+        raise Failed(f"{built.name}: " + "; ".join(faults))
     return Outcome(size=built.stat().st_size)
 
 
 def try_wheels(
     table: Record, version: str, python: Path, jax: str, plugins: tuple[Plugin, ...]
 ) -> None:
-    """One environment, into which each plugin is installed in turn, and out again."""
+    """Try all wheels in one environment, into which each plugin is installed in turn."""
     here = Environment(f"{version}-{jax}")
     if table.add("attn-dispatch", lambda: _pure(here, python, jax), version, jax):
         for plugin in plugins:
@@ -106,18 +107,18 @@ def _with_plugin(here: Environment, plugin: Plugin, jax: str) -> Outcome:
     here.install("attn-dispatch", plugin.name)
     if plugin.library == "_rocm":
         return Outcome(_rocm(here), size_of(here.folder))
-    said = here.smoke(plugin.package, cudnn(int(plugin.suffix[-2:])))
+    output = here.smoke(plugin.package, cudnn(int(plugin.suffix[-2:])))
     size = size_of(here.folder)
     here.uninstall(plugin.name)
-    return Outcome(f"{said}; with its requirements {here.resolve(plugin, jax)} packages", size)
+    return Outcome(f"{output}; with its requirements {here.resolve(plugin, jax)} packages", size)
 
 
 def _rocm(environment: Environment) -> str:
     code = (
         "from attn_dispatch.aiter import library\n"
         "from attn_dispatch_tools.build_aiter import wheel\n"
-        "said = library.find('gfx942').unusable_reason\n"
-        "assert said.startswith('AITER is not built for gfx942'), said\n"
+        "reason = library.find('gfx942').unusable_reason\n"
+        "assert reason.startswith('AITER is not built for gfx942'), reason\n"
         "wheel.adapter_folder()"
     )
     run(environment.python, "-c", code, cwd=environment.folder)
@@ -125,18 +126,18 @@ def _rocm(environment: Environment) -> str:
 
 
 def pure_from_source(version: str, python: Path) -> Outcome:
-    """With the build in an environment of pip's own, as on a user's machine."""
+    """Install the source distribution as a user would, with pip's isolated build, and try it."""
     environment = Environment(f"{version}-pure-source")
     environment.create(python)
     (sdist,) = DIST.glob("*.tar.gz")
     environment.pip(sdist)
-    said, size = environment.smoke("none"), size_of(environment.folder)
+    output, size = environment.smoke("none"), size_of(environment.folder)
     environment.remove()
-    return Outcome(said, size)
+    return Outcome(output, size)
 
 
 def from_source(version: str, python: Path) -> Outcome:
-    """The install line of the checkout, of the sdist: with headers and tools that are here."""
+    """Install the source distribution with the CUDA library, using the headers and tools here."""
     environment = Environment(f"{version}-source")
     environment.create(python, f"jax=={OLDEST_JAX}")
     (sdist,) = DIST.glob("*.tar.gz")
@@ -144,10 +145,10 @@ def from_source(version: str, python: Path) -> Outcome:
     path = f"{environment.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     switches = {"ATTN_DISPATCH_CUDA": "1", "PATH": path}
     environment.pip("--no-build-isolation", sdist, env=native.header_environment() | switches)
-    said = environment.smoke("attn_dispatch", cudnn(13))
+    output = environment.smoke("attn_dispatch", cudnn(13))
     size = size_of(environment.folder)
     environment.remove()
-    return Outcome(said, size)
+    return Outcome(output, size)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 usage: smoke.py none|PACKAGE
 
-PACKAGE is the one with the CUDA library: attn_dispatch_cuda13, or attn_dispatch itself.
+PACKAGE has the CUDA library: attn_dispatch_cuda13, for example, or attn_dispatch itself. "none":
+there is no CUDA library.
 """
 
 import functools
@@ -55,7 +56,7 @@ assert name == f"{expected}._cuda", name
 found = cudnn_library.find()
 assert found.is_usable, found.unusable_reason
 assert plan.chosen_forward == plan.chosen_backward == "cudnn", plan
-# Named, because FlashAttention would take the call if its package is installed too.
+# cuDNN is named, because FlashAttention would run the call if its package is installed, too.
 by_cudnn = functools.partial(dot_product_attention, is_causal=True, implementation="cudnn")
 with attn_dispatch.target("h100"):
     step = jax.jit(jax.grad(lambda q: by_cudnn(q, q, q).sum()))

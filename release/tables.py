@@ -84,14 +84,14 @@ def checked() -> str:
 
 
 def install_lines() -> str:
-    """How long each install line takes, and how large the environment is afterwards."""
+    """The time of each install line, and the size of the environment afterwards."""
     kept = read(LINES)
     rows = [_line_row(line, kept.get(line)) for line in lines()]
     return _table(["line", "CPython", "JAX", "time", "CPU time", "environment", "on"], rows)
 
 
 def commands() -> str:
-    """How long the README's commands take in a fresh checkout, their environment included."""
+    """The times of the README's commands in a fresh checkout, including their environments."""
     kept = read(TRIED) if TRIED.exists() else {}
     rows = []
     for name in COMMANDS:
@@ -105,7 +105,7 @@ def commands() -> str:
 
 
 def containers() -> str:
-    """Whether each Dockerfile was built."""
+    """The time and size of each Dockerfile's image."""
     kept = read(CONTAINERS) if CONTAINERS.exists() else {}
     rows = []
     for name in map(name_of, dockerfiles()):
@@ -127,7 +127,7 @@ def _line_row(line: str, kept: dict[str, Any] | None) -> list[str]:
 
 
 def tables() -> dict[Path, dict[str, str]]:
-    """The tables of each page, by the marks between which they are."""
+    """The tables of each page, by the name of the comments around them."""
     return {
         REPOSITORY / "release" / "README.md": {"release check": checked()},
         REPOSITORY / "docs" / "install.md": {

@@ -39,12 +39,12 @@ artifacts = ["*.so"]
 _README = """\
 # {name}
 
-{description} It belongs to the package attn-dispatch {version}, which finds it by itself, and holds
-nothing to import.
+{description} It belongs to the package attn-dispatch {version}, which finds it when it is
+installed. There is nothing in it to import.
 """
 
 _INIT = '''\
-"""{description} attn_dispatch finds it by itself."""
+"""{description} attn_dispatch finds it when it is installed."""
 
 __version__ = "{version}"
 '''

@@ -303,7 +303,7 @@ def test_a_score_mod_that_reads_a_float32_table_has_a_reason():
 
 
 def test_reasons_that_rewrites_remove_are_not_shown():
-    """They are shown only with another reason that rewrites add, as in the tests above."""
+    """Such reasons are shown only with another reason that rewrites add, as in the tests above."""
     sinks = jnp.zeros(2)
     wide = (jax.ShapeDtypeStruct((1, 512, 2, 264), jnp.bfloat16),) * 3
     assert vendor_reasons("mi300x", *wide, sinks=sinks) == ["head dims up to 256, got (264, 264)"]

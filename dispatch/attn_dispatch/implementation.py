@@ -7,8 +7,9 @@ Attributes:
 """
 
 from attn_dispatch.call.features import FEATURES
+from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import AttentionOptions, Meaning, Promises, Wanted
-from attn_dispatch.call.spec import AttentionSpec, Operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.extra import GROUP
 from attn_dispatch.devices.implementation import Plan

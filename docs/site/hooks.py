@@ -1,4 +1,4 @@
-"""What the site needs of pages that are written to be read in the repository too."""
+"""A hook of mkdocs that changes links in pages that are also read in the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links out of the docs lead to the repository, or where its address is not known nowhere."""
+    """Make links out of the docs lead to the repository; without its address, remove them."""
     url = (config.get("repo_url") or "").rstrip("/")
     titles = dict(_titles(config["nav"]))
 

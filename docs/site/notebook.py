@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb as a page of the site: its cells, and what they printed and drew."""
+"""A hook of mkdocs that makes docs/notebook.ipynb a page of the site, with its outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGE = "notebook.md"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the page and its pictures, which are nowhere but in the notebook."""
+    """Add the page and its pictures, which are only in the notebook."""
     markdown, pictures = page(Path(config["docs_dir"], SOURCE).read_text("utf-8"))
     files.append(File.generated(config, _PAGE, content=markdown))
     for name, content in pictures.items():
@@ -24,12 +24,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """In the repository pages link to the notebook, on the site to its page."""
+    """Make links to the notebook lead to its page on the site."""
     return markdown.replace(f"]({SOURCE})", f"]({_PAGE})")
 
 
 def page(source: str) -> tuple[str, dict[str, bytes]]:
-    """Markdown, and the pictures that it shows by name."""
+    """The page as Markdown, and its pictures by name."""
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
     for cell in json.loads(source)["cells"]:
@@ -51,6 +51,6 @@ def page(source: str) -> tuple[str, dict[str, bytes]]:
 
 
 def _alternative(code: str) -> str:
-    """What a picture shows, by its axes."""
+    """The alternative text of a picture, from the labels of its axes."""
     found = re.search(r'xlabel="([^"]+)", ylabel="([^"]+)"', code)
     return f"{found[2]} against {found[1]}" if found else "figure"

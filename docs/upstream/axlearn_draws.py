@@ -1,8 +1,8 @@
-"""Calls drawn at random: AttnDispatchFlashAttention beside AXLearn's own ReferenceMHA.
+"""Random calls: AttnDispatchFlashAttention is compared with AXLearn's ReferenceMHA.
 
-Values, and gradients for query, key, value, dense bias and sinks, in float32. Rows that attend
-nothing are not drawn, because there the two differ on purpose: uniform weights there, 0 here.
-Run it with PYTHONPATH=PATCHED_SOURCE:dispatch, where PATCHED_SOURCE is AXLearn with axlearn.patch.
+Compares values, and the gradients of query, key, value, dense bias and sinks, in float32. No rows
+attend to nothing, because for these the two differ on purpose: uniform weights there, 0 here. Run
+it with PYTHONPATH=PATCHED_SOURCE:dispatch, where PATCHED_SOURCE is AXLearn with axlearn.patch.
 """
 
 # ruff: noqa: E402
@@ -39,7 +39,7 @@ def main() -> int:
         drawn = Draw(number)
         try:
             worst = max(worst, difference(drawn))
-        except Exception:  # one bad call shall not hide the others
+        except Exception:  # the remaining calls are compared all the same
             failed += 1
             print(f"call {number}, {drawn.names}:\n{traceback.format_exc(limit=-3)}")
         features.update(drawn.names)
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 class Draw:
-    """One call: its arrays, its bias as a function of the dense one, and what is in it."""
+    """A random call: its arrays, the parts of its bias, and the names of its features."""
 
     def __init__(self, number: int):  # noqa: C901  a branch for each option
         dice, draw = random.Random(number), np.random.default_rng(number)
@@ -131,7 +131,7 @@ class Draw:
 
 
 def difference(drawn: Draw) -> float:
-    """The largest difference in values and gradients; raises where it is too large."""
+    """The largest difference in values and gradients; raises an error if it is too large."""
     found = []
     for kind in (ReferenceMHA, AttnDispatchFlashAttention):
         config = kind.default_config()

@@ -1,4 +1,4 @@
-"""Under AXLearn's remat policy for attention the output and lse of attn_dispatch are kept.
+"""Tests that AXLearn's remat policy for attention keeps the output and lse of attn_dispatch.
 
 Run it with PYTHONPATH=PATCHED_SOURCE:dispatch, where PATCHED_SOURCE is AXLearn with axlearn.patch.
 """
@@ -29,7 +29,7 @@ def main() -> int:
         raise AssertionError("expected a call that is supported")
 
     def kept(policy) -> list[str]:
-        """The shapes of what is kept of the call, apart from arguments and constants."""
+        """The shapes of the arrays that the policy keeps, without arguments and constants."""
 
         def layer(query):
             return attention({**batch, "query": jnp.sin(query)}).sum()

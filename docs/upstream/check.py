@@ -1,11 +1,11 @@
-"""Applies a patch to a copy of a trainer's source and runs its own tests before and after.
+"""Applies a patch to a copy of a trainer's source, and runs the trainer's tests before and after.
 
     python docs/upstream/check.py axlearn SOURCE --python VENV/bin/python --work FOLDER
 
-SOURCE is a checkout of the trainer, which stays as it is; VENV has what its tests import and what
+SOURCE is a checkout of the trainer, which is not changed. VENV has what its tests import and what
 attn_dispatch needs. Three runs are compared test by test: the source as it is, the patched copy,
-and in that copy the tests with attn_dispatch put in place of another kind of attention
-(trainers.py says where). The exit status is 1 if a test that passed before does not pass after.
+and in that copy the tests with attn_dispatch in place of another attention (trainers.py says
+where). The exit status is 1 if a test that passed before the patch does not pass after it.
 """
 
 import argparse
@@ -29,14 +29,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("trainer", choices=TRAINERS)
     parser.add_argument("source", type=Path)
-    parser.add_argument("--python", default=sys.executable, help="of the trainer's environment")
+    parser.add_argument(
+        "--python", default=sys.executable, help="Python with the trainer's packages"
+    )
     parser.add_argument("--work", type=Path, required=True, help="a folder for copies and results")
-    parser.add_argument("--tests", nargs="+", help="some of the trainer's files of tests")
-    parser.add_argument("-k", default="", help="some of the tests, as in pytest")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="some of the three")
+    parser.add_argument("--tests", nargs="+", help="only these test files of the trainer")
+    parser.add_argument("-k", default="", help="only some tests, as in pytest")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="only these runs")
     parser.add_argument("--gpu", action="store_true", help="run on the GPU, not on the CPU")
     parser.add_argument("--options", default="", help="further options of pytest: '-n 8'")
-    parser.add_argument("--out", type=Path, help="a file of JSON for what was found")
+    parser.add_argument("--out", type=Path, help="write the results to this JSON file")
     given = parser.parse_args()
     if (found := shutil.which(given.python)) is None:
         parser.error(f"--python: expected a Python, got {given.python}")
@@ -76,21 +78,21 @@ def main() -> int:
     if "ours" in given.runs and (swapped := write_swapped(trainer, patched, tests)):
         ours = results("ours", patched, swapped)
         runs["ours"] = {test.replace("_ours_test", "_test"): x for test, x in ours.items()}
-    for run, of in runs.items():
-        print(f"{run:<7}", dict(collections.Counter(of.values())))
+    for run, outcomes in runs.items():
+        print(f"{run:<7}", dict(collections.Counter(outcomes.values())))
     differences = find_differences(runs)
-    for test, results_of in differences.items():
-        print(f"  {test}: {results_of}")
+    for test, by_run in differences.items():
+        print(f"  {test}: {by_run}")
     if given.out:
         report = {
             "environment": facts(python, environment(trainer, work, given.gpu)),
             "tests": tests,
-            **{run: dict(collections.Counter(of.values())) for run, of in runs.items()},
+            **{run: dict(collections.Counter(x.values())) for run, x in runs.items()},
             "differences": differences,
         }
         given.out.write_text(json.dumps(report, indent=1) + "\n")
-    was_passed = [of for of in differences.values() if of.get("before") == "passed"]
-    return int("after" in runs and any(of["after"] != "passed" for of in was_passed))
+    passed_before = [x for x in differences.values() if x.get("before") == "passed"]
+    return int("after" in runs and any(x["after"] != "passed" for x in passed_before))
 
 
 def environment(trainer: Trainer, folder: Path, on_gpu: bool) -> dict[str, str]:
@@ -108,7 +110,7 @@ def environment(trainer: Trainer, folder: Path, on_gpu: bool) -> dict[str, str]:
 
 
 def read(report: Path) -> dict[str, str]:
-    """What became of each test."""
+    """The outcome of each test in a report of pytest."""
     outcomes = {}
     for case in ET.parse(report).iter("testcase"):
         kinds = {x.tag for x in case} & {"failure", "error", "skipped"}
@@ -118,7 +120,7 @@ def read(report: Path) -> dict[str, str]:
 
 
 def write_swapped(trainer: Trainer, folder: Path, tests: list[str]) -> list[str]:
-    """Copies of tests beside them, with attn_dispatch in place of another attention."""
+    """Write copies of test files, with attn_dispatch in place of another attention."""
     written = []
     for test in tests:
         if not (swaps := trainer.swaps.get(test)):
@@ -126,7 +128,7 @@ def write_swapped(trainer: Trainer, folder: Path, tests: list[str]) -> list[str]
         text = (folder / test).read_text()
         for old, new in swaps:
             if old not in text:
-                raise ValueError(f"{test}: expected {old!r} in it, and it is not there")
+                raise ValueError(f"{test}: expected {old!r} in this file")
             text = text.replace(old, new)
         copy = test.replace("_test.py", "_ours_test.py")
         (folder / copy).write_text(text)
@@ -135,21 +137,21 @@ def write_swapped(trainer: Trainer, folder: Path, tests: list[str]) -> list[str]
 
 
 def find_differences(runs: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """The tests whose result is not the same in all runs; "ours" has some files of tests alone."""
+    """The tests whose outcomes differ between runs. The run "ours" has only some of the tests."""
     differences = {}
     for test in sorted(set().union(*runs.values())):
-        of = {
+        by_run = {
             run: outcomes.get(test, "not there")
             for run, outcomes in runs.items()
             if run != "ours" or test in outcomes
         }
-        if len(set(of.values())) > 1:
-            differences[test] = of
+        if len(set(by_run.values())) > 1:
+            differences[test] = by_run
     return differences
 
 
 def facts(python: str, environment: dict[str, str]) -> dict[str, str]:
-    """Date, device and versions, as that Python sees them."""
+    """The date, device and versions in the environment of that Python."""
     code = (
         "import json; from attn_dispatch_tools.reports.environment import environment;"
         "print(json.dumps(environment()))"

@@ -1,10 +1,10 @@
-"""Loss and gradients of Levanter's models with attn_dispatch, beside those with its own VANILLA.
+"""Compares loss and gradients of Levanter's models with attn_dispatch and with VANILLA attention.
 
-Causal, with a window and on packed documents; jitted, on one device and on a mesh of data and
-tensor parallelism. In float32 on CPUs, and in bfloat16 on GPUs, where the judge is how far VANILLA
-is in bfloat16 from itself in float32. Run it with PYTHONPATH=PATCHED_SOURCE:dispatch, where
-PATCHED_SOURCE holds levanter with levanter.patch; packages that only its data and logging need may
-be stood in for, by their names in ATTN_STAND_INS.
+The calls are causal, with a window and on packed documents; jitted, on one device and on a mesh
+with data and tensor parallelism. They are in float32 on CPUs, and in bfloat16 on GPUs, where
+differences may be twice those between VANILLA in bfloat16 and in float32. Run it with
+PYTHONPATH=PATCHED_SOURCE:dispatch, where PATCHED_SOURCE holds levanter with levanter.patch.
+ATTN_STAND_INS names packages to replace by stand-ins, such as those for data and logging.
 """
 
 import stand_ins  # noqa: F401  before Levanter
@@ -48,11 +48,11 @@ MODELS = {
 }
 KINDS = ("causal", "window", "packed")
 MAPPING = {"batch": "data", "heads": "model", "kv_head": "model", "mlp": "model"}
-"""Names of Levanter's axes: those of its trainer's default, of the mesh below."""
+"""The mesh axis of each of Levanter's axes, as in its trainer's default; the mesh is below."""
 
 
 def example(kind: str) -> LmExample:
-    """A batch of rows; "packed": of three documents and padding each."""
+    """A batch of rows. With "packed" each row has three documents and padding."""
     random = np.random.default_rng(0)
     position = hax.Axis("position", LENGTH)
     ends = np.sort(random.choice(np.arange(1, LENGTH), (BATCH.size, 3)), -1)
@@ -73,7 +73,7 @@ def example(kind: str) -> LmExample:
 
 
 def loss_and_gradients(config, backend: AttentionBackend, kind: str, mesh: Mesh | None, dtype):
-    """As a list of NumPy arrays, in float32."""
+    """The loss and all gradients as NumPy arrays, in float32."""
     config = dataclasses.replace(config, attn_backend=backend)
 
     def loss(model, batch):
@@ -92,13 +92,13 @@ def loss_and_gradients(config, backend: AttentionBackend, kind: str, mesh: Mesh 
 
 
 def worst_difference(results: list, expected: list) -> float:
-    """The largest difference in any array, relative to the largest number in it."""
+    """The largest difference in any array, as a share of the largest number in it."""
     pairs = zip(results, expected, strict=True)
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs if np.any(b))
 
 
 def count_calls() -> list[int]:
-    """A list that grows by one with every call of attn_dispatch that Levanter traces."""
+    """A list that grows by an element with each call of attn_dispatch that Levanter traces."""
     calls = []
     own = levanter.layers.attention._attn_dispatch_attention
 
@@ -121,7 +121,7 @@ def meshes() -> dict[str, Mesh | None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="a file of JSON for the differences")
+    parser.add_argument("--out", type=Path, help="write the differences to this JSON file")
     given = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
     dtype = jnp.bfloat16 if cuda_devices() else jnp.float32

@@ -1,4 +1,4 @@
-"""A pytest plugin: names of Pallas that AXLearn's kernels use and that newer JAX has elsewhere."""
+"""A pytest plugin with names of Pallas that AXLearn's kernels use and newer JAX has elsewhere."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Stand-ins for packages that a trainer imports and its attention never calls.
+"""Stand-ins for packages that a trainer imports, but that its attention never calls.
 
 A pytest plugin too:
 
@@ -49,7 +49,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(packages):
-    # Last, so that a package that is installed is taken as it is.
+    # Last on the list, so that an installed package takes precedence.
     sys.meta_path.append(_Finder(frozenset(packages)))
 
 

@@ -1,4 +1,4 @@
-"""What check.py knows of each trainer."""
+"""Facts about each trainer, for check.py."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 class Trainer:
     patch: str
     paths: tuple[str, ...]
-    """What of the source is on the path."""
+    """The folders of the source that must be on Python's path."""
     tests: tuple[str, ...]
     swaps: Mapping[str, tuple[tuple[str, str], ...]]
-    """For a file of tests: what to put for what, so that it tests attn_dispatch."""
+    """By test file, the (old, new) texts to replace so that it tests attn_dispatch."""
     options: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
-    """Packages that are stood in for where they are not installed (stand_ins.py)."""
+    """Packages for which stand_ins.py has stand-ins if they are not installed."""
 
 
 _FLASH = "axlearn/common/flash_attention"
@@ -26,7 +26,7 @@ _OUR_IMPORT = (
 )
 
 _SUPPORTED = "chex.assert_equal(test_fn.is_supported(input_batch, kv_cache_type=None), True)"
-# No kernel of ours takes float32: on a GPU AXLearn goes on to its next class.
+# No kernel takes float32, so that on a GPU AXLearn tries its next class.
 _SUPPORTED_IN_16_BITS = (
     "if q.dtype == jnp.float32 and not test_fn.is_supported(input_batch, kv_cache_type=None):\n"
     f'            self.skipTest("float32")\n        {_SUPPORTED}'

@@ -64,7 +64,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "weights": "random" if args.random else "SmolLM2-135M-Instruct",
     }  # fmt: skip
 
-    def look(params: Params, when: str) -> None:
+    def evaluate(params: Params, when: str) -> None:
+        """Report the losses and a sample."""
         losses = {
             kind: loss_on(documents, params, model.config, settings)
             for kind, documents in (("trained", text.trained), ("held_out", text.held_out))
@@ -74,12 +75,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             model.encode(args.prompt), args.tokens, model.end_id,
         )  # fmt: skip
         report[when] = losses | {"sample": model.decode(made.ids)}
-        told = ", ".join(f"{x.replace('_', ' ')} {y:.4f}" for x, y in losses.items())
-        console.print(f"[bold]{when}[/]: loss {told} nats per token")
+        shown = ", ".join(f"{x.replace('_', ' ')} {y:.4f}" for x, y in losses.items())
+        console.print(f"[bold]{when}[/]: loss {shown} nats per token")
         console.print(f"{args.prompt}{report[when]['sample']}\n", markup=False)
 
     with console.status("Scoring the manual and writing a sample"):
-        look(model.params, "before")
+        evaluate(model.params, "before")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("compiling", total=settings.steps)
@@ -87,29 +88,29 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
         def on_step(loss: float, tokens: int) -> None:
             nonlocal began, tokens_after_first
-            told = f"loss {loss:.3f}"
+            shown = f"loss {loss:.3f}"
             if began:
                 tokens_after_first += tokens
                 rate = tokens_after_first / (time.perf_counter() - began)
                 report["tokens_per_second"] = rate
-                told += f"  {rate:,.0f} tokens/s"
+                shown += f"  {rate:,.0f} tokens/s"
             else:
                 began = time.perf_counter()
-            progress.update(bar, advance=1, description=told)
+            progress.update(bar, advance=1, description=shown)
 
         params, report["losses"] = finetune(
             text.trained, model.params, model.config, settings, on_step
         )
-    look(params, "after")
+    evaluate(params, "after")
     if args.out:
         path = args.out / f"{file_name('finetune', report['environment'])}.json"
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        console.print(f"{path} is written")
+        console.print(path)
     return report
 
 
 def _smollm2() -> Model:
-    # Here, so that random weights want neither of the two packages.
+    # Imported here, because random weights need neither gguf nor tokenizers.
     from ..smollm2 import gguf_weights
     from ..smollm2.tokenizer import build_tokenizer
 
@@ -124,7 +125,7 @@ def _smollm2() -> Model:
 
 
 def _random() -> Model:
-    """The same shapes; a token is a byte."""
+    """Random weights of the same shapes, whose tokens are bytes."""
     return Model(
         SMOLLM2_135M, drawn(SMOLLM2_135M, "float32"), lambda text: [*text.encode()],
         lambda ids: bytes(x for x in ids if x < 256).decode(errors="replace"), -1,
@@ -139,15 +140,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--learning-rate", type=options.FINITE, default=5e-5, help="default: %(default)s"
     )
-    parser.add_argument("--prompt", default=PROMPT, help="what the sample begins with")
+    parser.add_argument("--prompt", default=PROMPT, help="the beginning of the sample")
     parser.add_argument(
         "--tokens", type=options.POSITIVE, default=40, metavar="N",
-        help="of the sample; default: %(default)s",
+        help="the length of the sample; default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
-        "--random", action="store_true", help="weights of the same shapes that are drawn"
+        "--random", action="store_true", help="use random weights of the same shapes"
     )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for the numbers as JSON")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write the numbers there as JSON"
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Packed losses equal those of single documents, and fall; at tiny size with random weights."""
+"""The packed loss equals that of single documents, and training lowers it. The model is tiny."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def encode(text: str) -> list[int]:
 
 
 def test_packed_loss_is_that_of_whole_documents():
-    """The losses of single documents by examples/smollm2's forward pass, which has no packing."""
+    """The expected loss is computed document by document, with examples/smollm2's forward pass."""
     rng = np.random.default_rng(41)
     documents = [rng.integers(0, 256, x).astype(np.int32) for x in (50, 17, 60, 2, 33)]
     batch = next(batches(documents, dataclasses.replace(SHAPE, max_documents=5), 0))
@@ -44,7 +44,7 @@ def test_packed_loss_is_that_of_whole_documents():
     run = jax.jit(forward, static_argnames="config")
     longest = max(map(len, documents))
     expected = 0.0
-    for x in documents:  # behind its end anything may stand
+    for x in documents:  # tokens past its end have no effect
         tokens = np.pad(x, (0, longest - len(x)), constant_values=7)
         logits, _ = run(params, jnp.asarray(tokens)[None], TINY)
         scores = jax.nn.log_softmax(logits[0, : len(x) - 1])

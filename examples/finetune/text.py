@@ -20,7 +20,7 @@ class Text:
 
 
 def manual(encode: Callable[[str], list[int]], longest: int) -> Text:
-    """Topics are cut into documents of at most `longest` tokens."""
+    """The topics of the manual, cut into documents of at most `longest` tokens."""
     topics = pydoc_data.topics.topics
     text = Text([], [])
     for i, name in enumerate(sorted(topics)):

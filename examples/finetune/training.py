@@ -47,7 +47,7 @@ def finetune(
     documents: Sequence[np.ndarray], params: Params, config: Config, settings: Settings,
     on_step: Callable[[float, int], object] = lambda loss, tokens: None,
 ) -> tuple[Params, list[float]]:  # fmt: skip
-    """Train float32 `params`, which are donated; return the new ones and each step's loss."""
+    """Train float32 `params`, whose memory is reused. Returns the new ones and each step's loss."""
     schedule = optax.linear_schedule(settings.learning_rate, 0.0, settings.steps)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from attn_dispatch.implementation import Plan
 
 NAME, PLATFORM = "toy", "cpu"
-FEATURES = ("causality and windows",)  # whatever else a call has is refused for you
+FEATURES = ("causality and windows",)  # calls with other features are refused for you
 
 
 def not_supported_reasons(spec, device):
@@ -48,19 +48,19 @@ def backward(spec, device, operands):
     }
     gradients = []
     for name in spec.wanted.gradients:
-        shape = spec.shape(name)  # [B, S, K, H] of key and value: a group's heads are added up
+        shape = spec.shape(name)  # of key and value [B, S, K, H]: sum the heads of each group
         grouped = found[name].reshape(*shape[:3], -1, shape[3])
         gradients.append(grouped.sum(3).astype(spec.dtype))
     return tuple(gradients)
 
 
 def _wide(spec, x):
-    """In float32, with a head for each query head."""
+    """x in float32, with kv heads repeated for each query head."""
     return jnp.repeat(x.astype(jnp.float32), spec.num_heads // x.shape[2], axis=2)
 
 
 def _scores(spec, operands):
-    """[B, N, T, S], -inf where a query may not attend."""
+    """The scores [B, N, T, S], -inf where a query may not attend."""
     q, k = _wide(spec, operands["query"]), _wide(spec, operands["key"])
     scores = spec.meaning.scale * jnp.einsum("btnh,bsnh->bnts", q, k)
     offset = spec.seq_len_kv - spec.seq_len_q
@@ -76,5 +76,5 @@ def _scores(spec, operands):
 
 
 def _weights(scores, lse):
-    """Probabilities; 0 in a row that attends nothing, whose lse is -inf."""
+    """Probabilities; 0 in a row that attends to nothing, whose lse is -inf."""
     return jnp.exp(scores - jnp.where(lse == -jnp.inf, 0, lse)[..., None])

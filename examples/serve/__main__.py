@@ -27,9 +27,9 @@ QUESTIONS = (
     "Who wrote Hamlet?", "Give me a rhyme on 'light'.",
 )  # fmt: skip
 
-SHAPES = """A step is compiled for each of its shapes, of which there are few: with a chunk of a
-prompt or without, with drafts or without, for caches of 16 pages, 32, 64, and so on to the longest
-answer. Rates leave compilation out."""
+SHAPES = """A step is compiled for each of a few shapes: with and without tokens of prompts, with
+and without drafts, for caches of 16, 32, 64, … pages up to the longest answer. Rates do not include
+compilation."""
 
 
 def main() -> None:
@@ -50,14 +50,14 @@ def main() -> None:
             f"got {args.tokens}"
         )
     common = next(i for i, x in enumerate(zip(*prompts, strict=False)) if len({*x}) > 1)
-    with console.status("Compiling, and reading what all prompts begin with"):
+    with console.status("Compiling, and computing the prefix of all prompts"):
         engine = Engine(
             params, checkpoint.config, checkpoint.vocabulary.end_id, slots=args.slots,
             prefix=prompts[0][:common], speculate=args.speculate,
         )  # fmt: skip
         engine.prepare(max(map(len, prompts)) + args.tokens)
     requests = [
-        # A long tail: one in four answers may be long.
+        # One in four answers may be long.
         Request(
             prompts[i % len(prompts)], args.tokens if i % 4 == 0 else args.tokens // 4 or 1,
             args.temperature, args.top_k, args.top_p, (args.seed + i) % 2**32,
@@ -93,7 +93,7 @@ def main() -> None:
     console.print(
         f"\n{_many(len(requests), 'answer')}, {_many(made, 'token')} in "
         f"{_many(engine.steps, 'step')}, {rate():,.1f} tokens/s{drafts}; "
-        f"{engine.compile_seconds:.1f} s of compilation; pages that are free: {engine.free_pages}"
+        f"{engine.compile_seconds:.1f} s of compilation; {engine.free_pages} pages are free"
     )
 
 
@@ -108,27 +108,29 @@ def _parse() -> argparse.Namespace:
     number, some = ({"type": x, "metavar": "N"} for x in (options.NUMBER, options.POSITIVE))
     parser.add_argument("--requests", **some, default=12, help="default: %(default)s")
     parser.add_argument(
-        "--tokens", **some, default=40, help="of the longest answer; default: %(default)s"
+        "--tokens", **some, default=40, help="the longest answer; default: %(default)s"
     )
     parser.add_argument(
         "--slots", **some, default=8, help="requests at a time; default: %(default)s"
     )
     parser.add_argument(
         "--speculate", **number, default=0, choices=range(8),
-        help="draft up to N tokens, 0 to 7, by looking up what followed the last ones before; "
-        "answers stay the same",
+        help="guess up to N tokens, 0 to 7, from what followed the last tokens earlier in the "
+        "text; answers stay the same",
     )  # fmt: skip
     parser.add_argument(
         "--temperature", type=options.FINITE, default=0.0, help="0: the likeliest token"
     )
-    parser.add_argument("--top-k", **number, default=0, help="draw from the N likeliest; 0: all")
+    parser.add_argument(
+        "--top-k", **number, default=0, help="draw from the N likeliest tokens; 0: all"
+    )
     parser.add_argument(
         "--top-p", type=options.SHARE, default=1.0, metavar="P",
-        help="draw from the fewest that have probability P together",
+        help="draw from the fewest tokens that have probability P together",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=options.SEED, default=0, metavar="N",
-        help="of the first request, one more for each of the next; default: %(default)s",
+        help="the first request's seed; each next one is one larger; default: %(default)s",
     )  # fmt: skip
     return parser.parse_args()
 

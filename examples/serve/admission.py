@@ -13,6 +13,8 @@ from .request import Request
 
 
 class Admission:
+    """The queue of requests, and the slots and pages of admitted ones."""
+
     def __init__(self, slots: int, page_size: int, num_pages: int, prefix: Sequence[int]):
         self.waiting: collections.deque[Request] = collections.deque()
         self.page_size, self._num_pages = page_size, num_pages
@@ -30,8 +32,8 @@ class Admission:
     @property
     def room(self) -> int:
         """The most tokens that a request may have."""
-        of_prefix = 0 if self.prefix_slot is None else self._reserved[self.prefix_slot]
-        return (self._num_pages - of_prefix) * self.page_size
+        prefix_pages = 0 if self.prefix_slot is None else self._reserved[self.prefix_slot]
+        return (self._num_pages - prefix_pages) * self.page_size
 
     @property
     def is_idle(self) -> bool:
@@ -39,15 +41,15 @@ class Admission:
 
     @property
     def reading(self) -> list[int]:
-        """The slots whose prompts are not read yet, in the order of admission."""
+        """The slots whose prompts are not completely read yet, in the order of admission."""
         slots = [i for i, x in enumerate(self.slots) if x and not x.is_decoding]
         return sorted(slots, key=lambda i: self._turns[i])
 
-    def let_in(self) -> list[tuple[int, int]]:
-        """Give free slots to the requests that waited longest, as long as there are pages.
+    def admit(self) -> list[tuple[int, int]]:
+        """Give free slots to the requests that have waited longest, as far as there are pages.
 
         Returns:
-          Of each slot that begins with pages of the prefix: it, and how many tokens they hold.
+          Each slot that begins with pages of the prefix, and the number of tokens in them.
         """
         shared = []
         for slot in range(len(self.slots)):
@@ -63,20 +65,22 @@ class Admission:
             if number:
                 request.done = number
                 shared.append((slot, number))
-                self.ended[slot] = False  # to share ends what was there
+                self.ended[slot] = False  # sharing the prefix ends the slot's last sequence
         return shared
 
     def end(self, slot: int) -> None:
+        """Make a slot and its pages free for another request."""
         self.slots[slot], self._reserved[slot], self.ended[slot] = None, 0, True
 
     def pages(self, tokens: int) -> int:
+        """The number of pages for a number of tokens."""
         return -(-tokens // self.page_size)
 
     def _needed(self, request: Request) -> int:
         return self.pages(len(request.prompt) + request.most)
 
     def _shared(self, prompt: list[int]) -> int:
-        """The number of tokens of a prompt in the pages of the prefix; its last token never is."""
+        """The number of a prompt's tokens in full pages of the prefix, without its last token."""
         pairs = zip(self._prefix, prompt[:-1], strict=False)
         same = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
         if same is None:

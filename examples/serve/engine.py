@@ -1,7 +1,7 @@
-"""Continuous batching: requests join and leave while others go on.
+"""Continuous batching: requests join and leave while others are answered.
 
-A step has one token, or a draft of several, for each answer in progress, and besides a chunk of the
-prompts that are still to be read. admission.py admits requests, step.py computes the step.
+A step has one token, or a draft of several, for each answer in progress, and a chunk of the prompts
+that are still to be read. admission.py admits requests, step.py computes the step.
 
 A step is sent to the device before the results of the step before are read: the device has the last
 tokens, so it need not wait for the host. The host then learns one step late that a sequence has
@@ -30,8 +30,8 @@ from .step import FAILED, LAST, State, Work
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """What a step computes for a request."""
+class SlotTokens:
+    """The tokens of one request in a step."""
 
     slot: int
     request: Request
@@ -39,14 +39,14 @@ class Asked:
     is_answer: bool
     """Whether the tokens belong to the answer, not to the prompt."""
     follows: bool
-    """Whether the token that follows them belongs to the answer."""
+    """Whether the token after them belongs to the answer."""
 
 
 @dataclasses.dataclass(frozen=True)
-class OnItsWay:
-    """A step that was sent to the device."""
+class SentStep:
+    """A step that was sent to the device, and its results, see `follow`."""
 
-    asked: list[Asked]
+    parts: list[SlotTokens]
     found: jax.Array
 
 
@@ -70,10 +70,10 @@ class Engine:
 
         Args:
           slots: the most requests at a time.
-          page_size, num_pages: of the cache.
+          page_size, num_pages: the sizes of the cache.
           chunk: the most tokens of prompts in a step.
-          speculate: the most tokens of a draft, up to 7; 0 drafts nothing.
-          prefix: what prompts have in common at their beginning, or nothing.
+          speculate: the most guesses in a draft, up to 7; 0 makes no drafts.
+          prefix: tokens with which prompts begin, if they have any in common.
         """
         if not 0 <= speculate <= 7:
             raise InputError(f"drafts of {speculate} tokens; there may be 0 to 7")
@@ -86,7 +86,7 @@ class Engine:
         self._share: Any = jax.jit(serving.share_prefix, donate_argnums=0)
         self._programs = Programs(by_layer(params), config, self._state, slots, chunk)
         self._sampling: Sampling | None = None
-        self._on_their_way: collections.deque[OnItsWay] = collections.deque()
+        self._sent: collections.deque[SentStep] = collections.deque()
         self.on_token: Callable[[Request], object] = lambda request: None
         self.steps = self.steps_with_prompts = self.drafted = self.accepted = 0
         self.waiting_seconds = 0.0
@@ -102,8 +102,8 @@ class Engine:
         """Add a request to the queue.
 
         Raises:
-          InputError: it can never be answered: the prompt is empty, or too long for the model or
-            the cache.
+          InputError: the request can never be answered: the prompt is empty, or prompt and answer
+            are too long for the model or the cache.
         """
         longest, room = len(request.prompt) + request.most, self._admission.room
         if not request.prompt or longest > min(self._config.context, room):
@@ -117,7 +117,7 @@ class Engine:
         """Compile every program that answers may need, so that nothing is compiled later.
 
         Args:
-          longest: the most tokens of a request, prompt and answer; by default what the model knows.
+          longest: the most tokens of a request, prompt and answer; default: the model's context.
         """
         longest = min(longest or self._config.context, self._config.context)
         self._programs.prepare(longest, {1, self._speculate + 1}, self._sampling_now())
@@ -137,28 +137,28 @@ class Engine:
         """Send one step of all current sequences, and read the step before.
 
         Raises:
-          OutOfPages: a sequence could not grow in the one that was read. All are as they were
-            before; `cancel` one, and go on.
+          OutOfPages: there were too few pages for the step that was read. All sequences are as they
+            were before it; `cancel` one, and go on.
         """
-        self._let_in()
-        asked = self._ask()
-        if asked:
-            self._on_their_way.append(OnItsWay(asked, self._send(asked)))
-        self.drain(1 if asked and not self._speculate else 0)
+        self._admit()
+        parts = self._next_parts()
+        if parts:
+            self._sent.append(SentStep(parts, self._send(parts)))
+        self.drain(1 if parts and not self._speculate else 0)
 
-    def drain(self, but: int = 0) -> None:
-        """Read the steps that were sent, but the last one or so.
+    def drain(self, keep: int = 0) -> None:
+        """Read the results of the steps that were sent, without the last `keep` steps.
 
         Raises:
           OutOfPages: as for `step`.
         """
-        while len(self._on_their_way) > but:
-            self._read(self._on_their_way.popleft())
+        while len(self._sent) > keep:
+            self._read(self._sent.popleft())
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to answer or to read."""
-        return self._admission.is_idle and not self._on_their_way
+        return self._admission.is_idle and not self._sent
 
     @property
     def compile_seconds(self) -> float:
@@ -169,9 +169,9 @@ class Engine:
         tables = serving.free(self._state.tables, self._admission.ended)
         return int(tables.free_pages)
 
-    def _let_in(self) -> None:
+    def _admit(self) -> None:
         before = list(self._slots)
-        for slot, number in self._admission.let_in():
+        for slot, number in self._admission.admit():
             source = self._admission.prefix_slot
             tables = self._share(self._state.tables, source, slot, number)
             self._state = dataclasses.replace(self._state, tables=tables)
@@ -188,31 +188,31 @@ class Engine:
             jax.device_put(np.array([x.seed for x in slots], np.uint32)),
         )
 
-    def _ask(self) -> list[Asked]:
-        """What the next step computes, in the order of the slots."""
-        asked, room = [], self._chunk
+    def _next_parts(self) -> list[SlotTokens]:
+        """The tokens of the next step, in the order of the slots."""
+        parts, room = [], self._chunk
         for slot, request in enumerate(self._slots):
             if request and request.is_decoding and request.left > 0:
-                # The last token of an answer is not read, so a draft is shorter than what is left.
+                # The last token of an answer need not be read: there is one guess less than tokens.
                 most = min(self._speculate, request.left - 1)
                 draft = lookup(request.prompt + request.answer, most) if most > 0 else []
-                asked.append(Asked(slot, request, [LAST, *draft], True, True))
+                parts.append(SlotTokens(slot, request, [LAST, *draft], True, True))
         for slot in self._admission.reading:
             request = self._slots[slot]
             assert request is not None
             tokens = request.prompt[request.done : request.done + room]
             if tokens:
                 follows = request.done + len(tokens) == len(request.prompt) and request.most > 0
-                asked.append(Asked(slot, request, tokens, False, follows))
+                parts.append(SlotTokens(slot, request, tokens, False, follows))
             room -= len(tokens)
-        return sorted(asked, key=lambda x: x.slot)
+        return sorted(parts, key=lambda x: x.slot)
 
-    def _send(self, asked: list[Asked]) -> jax.Array:
-        """Send a step of these to the device, and count their tokens as read."""
+    def _send(self, parts: list[SlotTokens]) -> jax.Array:
+        """Send a step with these tokens to the device, and count the tokens as read."""
         longest = width = 1
         number, drafts = np.zeros((2, len(self._slots)), np.int32)
         tokens: list[int] = []
-        for x in asked:
+        for x in parts:
             number[x.slot] = len(x.tokens)
             tokens += x.tokens
             if x.is_answer:
@@ -231,48 +231,48 @@ class Engine:
         self._admission.ended[:] = False
         return found
 
-    def _read(self, step: OnItsWay) -> None:
+    def _read(self, step: SentStep) -> None:
         """Wait for the results of a step, and add them to the answers."""
         started = time.perf_counter()
         found = np.asarray(step.found)
         self.waiting_seconds += time.perf_counter() - started
         if (found[:, -1] == FAILED).any():
-            number = sum(len(x.tokens) for x in step.asked)
+            number = sum(len(x.tokens) for x in step.parts)
             self._undo(step)
             raise serving.OutOfPages(
                 f"expected pages for {number} more tokens, got {self.free_pages} free ones of "
                 f"{self._admission.page_size} tokens"
             )
         self.steps += 1
-        self.steps_with_prompts += not all(x.is_answer for x in step.asked)
-        for x in step.asked:
-            # Results of requests that were cancelled or have ended since are dropped.
+        self.steps_with_prompts += not all(x.is_answer for x in step.parts)
+        for x in step.parts:
+            # Drop the results of requests that have ended or were cancelled in the meantime.
             if self._slots[x.slot] is x.request:
                 self._take(x, found[x.slot])
 
-    def _undo(self, step: OnItsWay) -> None:
-        """Forget a failed step and those sent after it: none of them changed anything."""
-        for x in (x for sent in (step, *self._on_their_way) for x in sent.asked):
+    def _undo(self, step: SentStep) -> None:
+        """Forget a failed step and those sent after it, none of which changed anything."""
+        for x in (x for sent in (step, *self._sent) for x in sent.parts):
             x.request.done -= 0 if x.is_answer else len(x.tokens)
             x.request.coming -= x.follows
-        self._on_their_way.clear()
+        self._sent.clear()
         tables = serving.recovered(self._state.tables)
         self._state = dataclasses.replace(self._state, tables=tables)
 
-    def _take(self, asked: Asked, found: np.ndarray) -> None:
-        """Add the tokens to an answer, up to the first guess that was wrong."""
-        request, right = asked.request, int(found[-1])
-        request.coming -= asked.follows
-        if asked.is_answer:
-            self.drafted += len(asked.tokens) - 1
+    def _take(self, part: SlotTokens, found: np.ndarray) -> None:
+        """Add new tokens to an answer, up to the one in place of the first wrong guess."""
+        request, right = part.request, int(found[-1])
+        request.coming -= part.follows
+        if part.is_answer:
+            self.drafted += len(part.tokens) - 1
             self.accepted += right
         is_end = not request.most and request.is_decoding
-        for token in found[: right + 1].tolist() if asked.follows else ():
+        for token in found[: right + 1].tolist() if part.follows else ():
             is_end = token == self._end_id
             if is_end:
                 break
             request.answer.append(token)
             self.on_token(request)
             is_end = len(request.answer) >= request.most
-        if is_end and asked.slot != self._admission.prefix_slot:
-            self._admission.end(asked.slot)
+        if is_end and part.slot != self._admission.prefix_slot:
+            self._admission.end(part.slot)

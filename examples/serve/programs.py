@@ -1,4 +1,4 @@
-"""The compiled programs of a step: one for each of a few shapes."""
+"""The compiled programs of steps, for a few shapes."""
 
 import time
 from collections.abc import Callable
@@ -18,9 +18,9 @@ LEAST_PAGES = 16
 
 class Programs:
     def __init__(self, params: Params, config: Config, state: State, rows: int, chunk: int):
-        """Programs for steps of `rows` answers, and of up to `chunk` tokens of prompts besides."""
+        """Programs for steps of `rows` answers and up to `chunk` tokens of prompts."""
         self._params, self._config, self._rows, self._chunk = params, config, rows, chunk
-        # What is compiled for a state is compiled for all of its shapes.
+        # Programs are compiled for the shapes of the state only.
         self._state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self.compile_seconds = 0.0
@@ -28,12 +28,12 @@ class Programs:
     def run(
         self, state: State, work: Work, longest: int, width: int, sampling: Sampling | None
     ) -> tuple[jax.Array, State]:
-        """What a step has found, see `follow`, and the state after it; nothing is waited for.
+        """The results of a step, see `follow`, and the state after it, without waiting for either.
 
         Args:
-          work: its tokens are as many as there are.
-          longest: the most tokens that a slot has then.
-          width: of `advance`.
+          work: the step, whose tokens are padded here.
+          longest: the most tokens of a slot after the step.
+          width: as for `advance`.
         """
         size = next(x for x in self._sizes(width) if x >= len(work.tokens))
         packed = np.pad(work.packed(), (0, size - len(work.tokens)))
@@ -45,7 +45,7 @@ class Programs:
         return found, State(tables, last, state.pools)
 
     def prepare(self, longest: int, widths: set[int], sampling: Sampling) -> None:
-        """Compile all programs for sequences of this many tokens."""
+        """Compile all programs for sequences of up to `longest` tokens and these widths."""
         least = self._cache_of(1)
         caches = {self._cache_of(x) for x in range(least, longest + 1, least)}
         caches |= {least, self._cache_of(longest)}
@@ -58,7 +58,7 @@ class Programs:
                     self._follow(packed, width, x)
 
     def _sizes(self, width: int) -> tuple[int, int]:
-        """The numbers of tokens that a step may have."""
+        """The numbers of tokens that steps are padded to."""
         return self._rows * width, self._rows * width + self._chunk
 
     def _cache_of(self, tokens: int) -> int:

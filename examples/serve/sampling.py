@@ -22,10 +22,10 @@ class Sampling:
 
 
 def choose(logits: jax.Array, sampling: Sampling | None, positions: jax.Array) -> jax.Array:
-    """The tokens int32 [B, D] after the positions [B, D], of float32 logits [B, D, V].
+    """The tokens int32 [B, D] after `positions` [B, D], chosen by float32 logits [B, D, V].
 
-    Without `sampling` all are the likeliest: to sort the vocabulary would be a large part of a step
-    that draws nothing.
+    Without `sampling` they are the likeliest. Sorting the vocabulary, which a draw needs, would
+    take a large part of such a step.
     """
     if sampling is not None:
         temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1)
@@ -44,7 +44,7 @@ def _noise(seed: jax.Array, position: jax.Array, size: int) -> jax.Array:
 
 
 def _likely(logits: jax.Array, sampling: Sampling) -> jax.Array:
-    """-inf for the tokens that top_k or top_p leave out."""
+    """The logits, with -inf for the tokens that top_k or top_p leave out."""
     ordered = -jnp.sort(-logits, axis=-1)
     size = logits.shape[-1]
     last = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size) - 1

@@ -1,4 +1,4 @@
-"""One step of the model over pages: tokens of many sequences, one after the other.
+"""A step of the model on pages, with the tokens of many sequences one after the other.
 
 A step has the last token of each answer in progress, or that and a draft of several, and as many
 tokens of prompts as there is room for. All tokens are rows of one batch, whose attention is one
@@ -6,10 +6,10 @@ call: each row has the page table of its sequence, and attends to the keys up to
 are unrolled, each with separate pages, and share the page tables, so that what is computed from
 those is computed once.
 
-So each token of a prompt reads the keys before it again. `cu_seqlens_q` reads them once for many
-tokens, with twice as many kernels: a step of 64 answers and 192 tokens of prompts takes 1.8 ms, and
-3.6 ms with `cu_seqlens_q` (H200, sequences of up to 1,216 tokens). If prompts are much longer,
-measure both.
+So the keys are read again for each token of a prompt. `cu_seqlens_q` would read them once for many
+tokens, but with twice as many kernels: a step of 64 answers and 192 tokens of prompts takes 1.8 ms
+this way, and 3.6 ms with `cu_seqlens_q` (H200, sequences of up to 1,216 tokens). If prompts are
+much longer, measure both.
 """
 
 import dataclasses
@@ -27,16 +27,16 @@ from ..smollm2.model import Config, Params, finish, logits_of, project, rotary_a
 from .sampling import Sampling, choose
 
 LAST = -1
-"""Stands for the token that was chosen last for a slot, which only the device has."""
+"""A placeholder for the token that was chosen last for a slot, which only the device knows."""
 
 FAILED = -1
-"""Stands for the number of accepted guesses if there were too few pages."""
+"""The number of accepted guesses in a step for which there were too few pages."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that a step changes; donated to it."""
+    """Everything that a step changes. Its memory is reused for the next state (donated)."""
 
     tables: serving.PageTables
     last: jax.Array
@@ -63,14 +63,14 @@ class Work:
     number: Any
     """int32 [B]: the number of tokens of each slot in this step."""
     drafts: Any
-    """int32 [B]: how many of them, the last ones, are guesses."""
+    """int32 [B]: how many of these tokens, at the end, are guesses."""
     ended: Any
     """bool [B]: slots whose sequences end before this step."""
     tokens: Any
     """int32 [T]: the tokens of all slots, in the order of the slots, then padding."""
 
     def packed(self) -> Any:
-        """The fields as one int32 [3 · B + T]: it is sent to the device faster than four."""
+        """The fields as one array, int32 [3 · B + T], which is sent faster than four arrays."""
         parts = (self.number, self.drafts, self.ended, self.tokens)
         where = jnp if isinstance(self.tokens, jax.Array) else np
         return where.concatenate(parts, dtype=np.int32)
@@ -86,7 +86,7 @@ class Work:
         return jnp.cumsum(self.number, dtype=jnp.int32)
 
     def last_rows(self, width: int) -> jax.Array:
-        """int32 [B, D]: the rows of each slot from the last that is not a guess."""
+        """int32 [B, D]: the rows of each slot from its last token that is not a guess."""
         rows = (self.ends - 1 - self.drafts)[:, None] + jnp.arange(width, dtype=jnp.int32)
         return jnp.clip(rows, 0, self.tokens.shape[0] - 1)
 
@@ -102,14 +102,15 @@ def advance(
     longest_cache: int,
     width: int = 1,
 ) -> tuple[jax.Array, State]:
-    """float32 logits [B, D, V] after the last tokens of each slot, and the state with all in it.
+    """float32 logits [B, D, V] after the last tokens of each slot, and the state with all tokens.
 
-    The first logits of a slot follow the last token that is not a guess, the others the guesses.
+    The first logits of a slot follow its last token that is not a guess, the others its guesses.
 
     Args:
-      params: a tuple of one dictionary per layer (`by_layer`).
-      packed: the Work.
-      longest_cache: the most tokens of a slot afterwards; use few values, as each is planned.
+      params: weights with a dictionary for each layer (`by_layer`).
+      packed: the `Work`, packed.
+      longest_cache: the most tokens of a slot after the step. Use few values, because each is
+        compiled.
       width: D, 1 or one more than the most guesses of a slot.
     """
     slots = state.last.shape[0]
@@ -118,7 +119,8 @@ def advance(
     row, ends = jnp.arange(work.tokens.shape[0], dtype=jnp.int32), work.ends
     slot = jnp.minimum((ends <= row[:, None]).sum(axis=1), slots - 1)
     position = tables.lengths[slot] - (ends[slot] - row)
-    # Rows past the last token attend to one key of any page: with none, zeros would be written.
+    # Rows past the last token attend to one key of any page. Without a key, the kernel would have
+    # to write zeros.
     is_token = row < ends[-1]
     table = jnp.where(is_token[:, None], tables.table[slot], 0)
     keys = jnp.where(is_token, jnp.maximum(position + 1, 0), 1)
@@ -150,13 +152,13 @@ def follow(
     """The next tokens, and the state with the accepted ones.
 
     Args:
-      logits: of `advance`, [B, D, V].
+      logits: those of `advance`, [B, D, V].
       sampling: None takes the likeliest tokens.
 
     Returns:
-      int32 [B, D + 1]: the tokens after each of a slot's, where `advance` has their logits; and in
-      the last column how many guesses were right, or FAILED. Those that were not are taken back.
-      The tables, and the last tokens.
+      int32 [B, D + 1]: for each slot, the tokens that the D logits give, and in the last column the
+      number of guesses that were right, or FAILED; the tables without the wrong guesses; and the
+      last token of each slot.
     """
     work, width = Work.unpacked(packed, last.shape[0]), logits.shape[1]
     first = jnp.maximum(tables.lengths - 1 - work.drafts, 0)[:, None]

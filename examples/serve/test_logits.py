@@ -1,10 +1,10 @@
-"""In bfloat16 the logits of steps over pages are as near to float32's as bfloat16 allows.
+"""In bfloat16 the logits of steps on pages are as near to float32's as bfloat16 allows.
 
-What it allows is measured: the same model in bfloat16, each prompt computed as a whole, its
-attention by XLA. Both round after every operation, by 2^-9 of what they round at most, in another
-order; over some thousand logits the root mean square of their errors differs by a few percent, and
-the largest by luck. So steps may be off by 1.25 times as much in the root mean square, and by 2
-times at most. An attention that is wrong in one key of a hundred is off by more.
+How near that is, is measured on the same model in bfloat16, which computes each prompt as a whole
+with XLA's attention. Both round after every operation, by a relative error of at most 2^-9, but in
+different orders. Over some thousand logits, the root mean squares of their errors differ by a few
+percent, and the largest errors by chance. So the root mean square may be 1.25 times as large, and
+the largest error twice. An attention that is wrong in one of a hundred keys exceeds that.
 """
 
 import functools
@@ -24,19 +24,20 @@ TINY = Config(
     rope_base=1e4, norm_eps=1e-5,
 )  # fmt: skip
 PROMPTS, PAGE, CHUNK, ROWS, LONGEST, LAST = 50, 16, 24, 64, 80, 8
-"""Of each prompt the last tokens are decoded: four one by one, then a draft of four at once."""
+"""LAST is the number of tokens of each prompt that are decoded: four one by one, then four as a
+draft."""
 
 
 def stepped(params, config: Config, prompts: list[np.ndarray]) -> np.ndarray:
-    """Logits [prompts, 8, V] of the last tokens, by chunks and steps over pages."""
+    """The logits [prompts, 8, V] of the last tokens, from chunks and steps on pages."""
     slots, per_slot = len(prompts), -(-LONGEST // PAGE)
     state = State.new(config, slots, slots * per_slot, PAGE, params["embed"].dtype.name)
     params, nothing = model.by_layer(params), np.zeros(slots, np.int32)
 
     def run(number: np.ndarray, drafts: np.ndarray, tokens: list[np.ndarray], width: int = 1):
         size = ROWS if width == 1 else slots * width
-        of_all = np.concatenate([*tokens, np.zeros(size - number.sum(), np.int32)])
-        packed = Work(number, drafts, nothing, of_all).packed()
+        all_tokens = np.concatenate([*tokens, np.zeros(size - number.sum(), np.int32)])
+        packed = Work(number, drafts, nothing, all_tokens).packed()
         return advance(params, state, packed, config, per_slot * PAGE, width)
 
     read = [x[:-LAST] for x in prompts]
@@ -57,7 +58,7 @@ def stepped(params, config: Config, prompts: list[np.ndarray]) -> np.ndarray:
 
 
 def whole(params, config: Config, prompts: list[np.ndarray]) -> np.ndarray:
-    """The same by XLA, each prompt as a whole."""
+    """The same logits from XLA, with each prompt computed as a whole."""
     run = jax.jit(functools.partial(model.forward, implementation="xla"), static_argnums=2)
     found = []
     for prompt in prompts:
@@ -88,7 +89,7 @@ def test_a_small_model():
     check(drawn(TINY, "float32"), TINY)
 
 
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="takes a GPU's speed")
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="too slow without a GPU")
 @pytest.mark.parametrize("is_real", [False, True], ids=["drawn", "real"])
 def test_smollm2(is_real):
     if not is_real:

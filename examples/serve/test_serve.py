@@ -1,4 +1,4 @@
-"""Answers are those of the whole sequence computed at once, however requests came together."""
+"""Answers equal those of the whole sequence computed at once, whichever requests are batched."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ END, NO_END = 49, -1
 
 @pytest.fixture(scope="module")
 def params():
-    """Weights of a small model, drawn."""
+    """Random weights of a small model."""
     c, rng = CONFIG, np.random.default_rng(0)
     shapes = {
         "attn_norm": (c.width,), "ffn_norm": (c.width,),
@@ -59,7 +59,7 @@ def _likeliest(params, tokens, config):
 def recomputed(
     params, prompt: list[int], most: int, config=CONFIG, end: int = END, length: int = 96
 ) -> list[int]:
-    """The answer by the whole sequence, each time anew."""
+    """The answer, for each token of which the whole sequence is computed again."""
     answer: list[int] = []
     while len(answer) < most:
         tokens = prompt + answer
@@ -84,7 +84,7 @@ def prompts(count: int, prefix: list[int] | None = None) -> list[list[int]]:
     [(5, True, 0), (64, False, 0), (5, True, 7), (64, False, 3)],
 )
 def test_answers_are_those_of_full_recomputation(params, chunk, has_prefix, speculate):
-    """50 prompts of any lengths; some answers end early, most of a few tokens, some of many."""
+    """50 prompts of random lengths; most answers are short, some are long, and some end early."""
     prefix = list(range(3, 26)) if has_prefix else []
     engine = Engine(
         params, CONFIG, END, slots=6, page_size=4, num_pages=80, chunk=chunk, prefix=prefix,
@@ -104,7 +104,7 @@ def test_answers_are_those_of_full_recomputation(params, chunk, has_prefix, spec
 
 @pytest.mark.parametrize(("has_prefix", "speculate"), [(False, 0), (True, 3)])
 def test_nothing_is_compiled_while_serving(params, has_prefix, speculate):
-    """After `prepare`, whatever comes; without it something is."""
+    """After `prepare` no request compiles anything; without it some do."""
     counted: list[str] = []
 
     def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
@@ -112,7 +112,7 @@ def test_nothing_is_compiled_while_serving(params, has_prefix, speculate):
             counted.append(event)
 
     prefix = list(range(3, 26)) if has_prefix else []
-    of_these = [Request(x, most=1 + 8 * i) for i, x in enumerate(prompts(6, prefix))]
+    requests = [Request(x, most=1 + 8 * i) for i, x in enumerate(prompts(6, prefix))]
     numbers = []
     for is_prepared in (True, False):
         jax.clear_caches()
@@ -124,7 +124,7 @@ def test_nothing_is_compiled_while_serving(params, has_prefix, speculate):
             engine.prepare()
         jax.monitoring.register_event_duration_secs_listener(count)
         counted.clear()
-        for x in of_these:
+        for x in requests:
             engine.add(dataclasses.replace(x, answer=[], done=0))
         engine.run()
         numbers.append(len(counted))
@@ -132,7 +132,7 @@ def test_nothing_is_compiled_while_serving(params, has_prefix, speculate):
     assert numbers[0] == 0 and numbers[1] > 0
 
 
-def test_a_thousand_requests_leave_no_page(params):
+def test_a_thousand_requests_leave_no_page_in_use(params):
     engine = Engine(
         params, CONFIG, END, slots=20, page_size=4, num_pages=120, chunk=30, speculate=2
     )
@@ -162,10 +162,10 @@ def answered(engine, requests) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("speculate", [0, 4])
-def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
-    """Also the likeliest of one token, and of a probability that the first has alone."""
+def test_samples_do_not_depend_on_other_requests_or_drafts(params, speculate):
+    """With top_k of 1, or a top_p that the likeliest token reaches, that token is taken."""
 
-    def asked() -> list[Request]:
+    def new_requests() -> list[Request]:
         kinds: tuple[dict[str, Any], ...] = (
             {},
             {"temperature": 0.7},
@@ -177,9 +177,9 @@ def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
         return [Request(x * 2, 20, seed=i % 3, **kinds[i % 6]) for i, x in enumerate(prompts(12))]
 
     alone = Engine(params, CONFIG, END, slots=1, page_size=4, num_pages=60)
-    expected = answered(alone, asked())
+    expected = answered(alone, new_requests())
     engine = Engine(params, CONFIG, END, slots=7, page_size=4, num_pages=200, speculate=speculate)
-    requests = asked()
+    requests = new_requests()
     assert answered(engine, requests) == expected
     for request in requests[4::6] + requests[5::6]:
         assert request.answer == recomputed(params, request.prompt, request.most)
@@ -189,8 +189,9 @@ def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
 
 @pytest.mark.parametrize(("speculate", "has_prefix"), [(3, False), (0, True)])
 def test_running_out_of_pages_is_an_error_and_changes_nothing(params, speculate, has_prefix):
-    """More were let in than there is room for: while the third prompt is read, and again later. Who
-    is left goes on as if alone, also where the next step had been sent when that was known."""
+    """More requests are admitted than there is room for, so that pages run out while the third
+    prompt is read, and again later. The remaining requests continue as if they had been alone, even
+    if the next step had already been sent."""
     prefix = [7, 8, 9, 10] if has_prefix else []
     alone = Engine(params, CONFIG, NO_END, slots=1, page_size=4, num_pages=60)
     engine = Engine(
@@ -226,8 +227,8 @@ def test_running_out_of_pages_is_an_error_and_changes_nothing(params, speculate,
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_step_that_failed_takes_nothing_back(failed):
-    """Of two guesses that are wrong; and what was chosen last stays."""
+def test_a_failed_step_changes_nothing(failed):
+    """Two guesses are wrong. After a failed step lengths and last tokens are as before it."""
     tables = serving.grow(serving.new_tables(2, 4, 8, 4), jnp.array([5, 3]))
     tables = dataclasses.replace(tables, failed=jnp.array(failed))
     given = ([3, 1], [2, 0], [0, 0], [LAST, 1, 2, LAST])
@@ -241,7 +242,7 @@ def test_a_step_that_failed_takes_nothing_back(failed):
 
 
 def test_prompts_of_several_requests_are_read_in_a_step(params):
-    """15 tokens at a time of 4 + 9 + 6 + 20: the third and the fourth go on in the next steps."""
+    """Steps read 15 tokens of prompts of 4, 9, 6 and 20: the last two continue in later steps."""
     engine = Engine(params, CONFIG, END, slots=4, page_size=4, num_pages=60, chunk=15)
     requests = [Request([*range(i, i + n)], 9) for i, n in enumerate((4, 9, 6, 20))]
     for request in requests:
@@ -257,8 +258,8 @@ def test_prompts_of_several_requests_are_read_in_a_step(params):
         assert request.answer == recomputed(params, request.prompt, 9)
 
 
-def test_who_waits_longest_is_read_first(params):
-    """Also where it has a later slot than who came after it."""
+def test_the_prompt_that_waited_longest_is_read_first(params):
+    """The long prompt is read before the late one, although its slot is behind that one's."""
     engine = Engine(params, CONFIG, END, slots=2, page_size=4, num_pages=60, chunk=4)
     short, long, late = Request([1, 2], 1), Request([*range(20)], 2), Request([5, 6, 7], 2)
     for request in (short, long, late):
@@ -273,11 +274,11 @@ def test_who_waits_longest_is_read_first(params):
 
 @pytest.mark.parametrize("speculate", [0, 2])
 def test_a_step_is_sent_before_the_one_before_is_read(params, speculate):
-    """But with drafts, which are made of what was read."""
+    """With drafts each step is read before the next is sent, because drafts need its results."""
     engine = Engine(params, CONFIG, END, slots=3, page_size=4, num_pages=60, speculate=speculate)
     order: list[str] = []
     send, read = engine._send, engine._read
-    engine._send = lambda asked: (order.append("send"), send(asked))[1]
+    engine._send = lambda parts: (order.append("send"), send(parts))[1]
     engine._read = lambda step: (order.append("read"), read(step))[1]
     engine.add(Request([1, 2, 3], 4))
     engine.run()
@@ -285,8 +286,8 @@ def test_a_step_is_sent_before_the_one_before_is_read(params, speculate):
     assert order == (at_once if speculate else ["send", *at_once[:-2], "read"])
 
 
-def test_cancelled_with_a_step_on_its_way(params):
-    """What is computed for it is dropped, its slot is another's, and its pages are free."""
+def test_a_request_is_cancelled_after_a_step_was_sent(params):
+    """The step's result for it is dropped, its slot goes to another request, its pages are free."""
     engine = Engine(params, CONFIG, END, slots=2, page_size=4, num_pages=60)
     requests = [Request(x, 20) for x in prompts(4)]
     for request in requests:
@@ -315,11 +316,13 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     logits = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))[None, None]
 
     def shares(**options) -> np.ndarray:
-        of = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | options
+        chosen = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | options
         sampling = Sampling(
-            jnp.full(1, of["temperature"], jnp.float32), jnp.full(1, of["top_k"], jnp.int32),
-            jnp.full(1, of["top_p"], jnp.float32), jnp.zeros(1, jnp.uint32),
-        )  # fmt: skip
+            jnp.full(1, chosen["temperature"], jnp.float32),
+            jnp.full(1, chosen["top_k"], jnp.int32),
+            jnp.full(1, chosen["top_p"], jnp.float32),
+            jnp.zeros(1, jnp.uint32),
+        )
         drawn = choose(jnp.tile(logits, (1, 4000, 1)), sampling, jnp.arange(4000)[None])
         return np.bincount(np.asarray(drawn)[0], minlength=4) / 4000
 
@@ -351,7 +354,7 @@ def real_model():
 
 
 def test_the_command_answers():
-    """By drafts, with which it compiles what it does without them and more."""
+    """The command runs with drafts, which needs all programs that it has without them, and more."""
     real_model()
     options = ("--requests", "2", "--tokens", "8", "--speculate", "4")
     text = subprocess.run(
@@ -362,10 +365,7 @@ def test_the_command_answers():
 
 
 def test_the_real_model_answers_as_if_recomputed():
-    """Three prompts of which parts repeat themselves, by chunks, a prefix and drafts.
-
-    Without drafts the small model does, above.
-    """
+    """Three repetitive prompts, with chunks, a prefix and drafts."""
     checkpoint = real_model()
     from ..smollm2.tokenizer import build_tokenizer
 

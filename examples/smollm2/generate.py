@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from .model import Cache, Config, InputError, Params, decode_step, forward
 
-# The cache's size is rounded up to a multiple of this, so that prompts of like length lead to the
-# same step, which a compilation cache can then reuse.
+# The cache's size is rounded up to a multiple of this, so that prompts of similar lengths share a
+# compiled step.
 CACHE_BLOCK = 64
 
 

@@ -1,4 +1,4 @@
-"""A llama GGUF file -> configuration, float32 weights and vocabulary."""
+"""Reading the configuration, the weights in float32 and the vocabulary from a GGUF file."""
 
 import dataclasses
 import importlib.metadata
@@ -51,7 +51,7 @@ def default_path() -> pathlib.Path:
 
 
 def load(path: pathlib.Path) -> Checkpoint:
-    """Reads `path` and dequantizes its weights."""
+    """Read the file and dequantize its weights."""
     if not path.is_file():
         raise InputError(f"There is no file {path}; name a SmolLM2 GGUF file with --gguf.")
     try:

@@ -42,7 +42,7 @@ class Model:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Everything that the demo measured, in the order in which it is printed."""
+    """Score, answer, explain and compare, in this order, and print each result."""
     args = _parse(arguments)
     dtype = jnp.dtype(args.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"))
     device = jax.devices()[0].device_kind
@@ -163,14 +163,14 @@ def _answer(
 def _plan(
     config: Config, dtype: jnp.dtype, implementation: str | None
 ) -> attn_dispatch.Explanation:
-    """What runs the attention call of the scoring pass."""
+    """The explanation of the scoring pass's attention call."""
     query = jax.ShapeDtypeStruct((1, WINDOW, config.heads, config.head_dim), dtype)
     key = value = jax.ShapeDtypeStruct((1, WINDOW, config.kv_heads, config.head_dim), dtype)
     return attn_dispatch.explain(query, key, value, is_causal=True, implementation=implementation)
 
 
 def _check_implementation(name: str | None, dtype: jnp.dtype) -> None:
-    """Before the weights are read; ends the process where it cannot run the model."""
+    """End the process if the implementation cannot run the model. Needs no weights."""
     try:
         plan = _plan(SMOLLM2_135M, dtype, name)
     except ValueError as error:
@@ -181,18 +181,19 @@ def _check_implementation(name: str | None, dtype: jnp.dtype) -> None:
 
 
 def _explain(config: Config, dtype: jnp.dtype, implementation: str | None) -> None:
-    """Prints the explanation of the scoring pass's attention call."""
+    """Print the explanation of the scoring pass's attention call."""
     table = _plan(config, dtype, implementation)
-    # Not through the console, which would break the lines of the table.
+    # The console would break the lines of the table.
     print(f"\nThe attention of the scoring pass:\n{table}\n")
 
 
 def _compare(
     model: Model, weights: Params, window: np.ndarray, implementation: str | None
 ) -> dict[str, float]:
-    """How far the run's logits are from XLA's in float32, and how far XLA's own are in its dtype.
+    """Compare the run's logits, and XLA's in the same dtype, with XLA's in float32.
 
-    The second figure is what the dtype alone costs; the first one ought to be of its size.
+    The difference of the latter is due to the dtype alone; that of the run should be about as
+    large.
     """
     dtype = jax.tree.leaves(model.params)[0].dtype.name
     with console.status("Comparing logits with XLA in float32"):
@@ -215,8 +216,7 @@ def _compare(
         table.add_row(name, f"{found.largest:.4g}", f"{found.mean:.4g}", f"{found.same_choice:.2%}")
     console.print(table)
     console.print(
-        f"The logits themselves lie between {float(reference.min()):.1f} and "
-        f"{float(reference.max()):.1f}"
+        f"The logits are between {float(reference.min()):.1f} and {float(reference.max()):.1f}"
     )
     return {
         "max_logit_difference": run.largest,

@@ -1,4 +1,4 @@
-"""A llama-architecture decoder in plain JAX whose every attention is one `attn_dispatch` call.
+"""A decoder of the llama architecture in plain JAX, whose attention is `attn_dispatch`.
 
 Letters in the shapes: B batch, T query positions, S key positions, L layers, N query heads,
 K key/value heads (N % K == 0), H head dimension, D model width, F feed-forward width,
@@ -21,7 +21,7 @@ Params = dict[str, Any]
 
 
 class InputError(ValueError):
-    """Something was asked for that the example cannot do; the message says what to do instead."""
+    """The example cannot do what its input asks for; the message says what to do instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Cache:
 def forward(
     params: Params, tokens: jax.Array, config: Config, *, implementation: str | None = None
 ) -> tuple[jax.Array, Cache]:
-    """All logits [B, T, V] of tokens [B, T], and the cache [L, B, T, K, H] they leave behind."""
+    """All logits [B, T, V] of tokens [B, T], and their keys and values [L, B, T, K, H]."""
     rotary = rotary_angles(jnp.arange(tokens.shape[1])[None], config)
 
     def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, Cache]:
@@ -82,9 +82,10 @@ def decode_step(
 ) -> tuple[jax.Array, Cache]:
     """Logits [B, V] after one more token [B] per row, and the cache [L, B, S, K, H] with it.
 
-    `lengths` [B] counts the positions each row has in the cache already; what the cache holds
-    beyond them has no influence, so it need not be zero. `attention` is called as
-    `attn_dispatch.dot_product_attention` would be.
+    Args:
+      lengths: the number of positions of each row in the cache, [B]. The cache may hold anything
+        past them.
+      attention: a function like `attn_dispatch.dot_product_attention`.
     """
     rotary = rotary_angles(lengths[:, None], config)
     rows = jnp.arange(token.shape[0])
@@ -95,8 +96,8 @@ def decode_step(
         new = Cache(
             old.key.at[rows, lengths].set(key[:, 0]), old.value.at[rows, lengths].set(value[:, 0])
         )
-        # The lengths keep the shapes static while the cache fills. The implementation is left to
-        # the library, since not every one accepts lengths; it warns where it has to fall back.
+        # With lengths, shapes stay the same while the cache fills. No implementation is named,
+        # because some do not accept lengths; the library warns if it falls back to XLA.
         attended = attention(query, new.key, new.value, key_value_seq_lengths=lengths + 1)
         return finish(x, attended, weights, config), new
 
@@ -131,21 +132,21 @@ def by_layer(params: Params) -> Params:
     Weights that multiply the same array are joined side by side: one product is faster than three.
     """
 
-    def of_layer(number: int) -> Params:
+    def layer_weights(number: int) -> Params:
         weights = {name: x[number] for name, x in params["layers"].items()}
         for names in _JOINED:
             weights[" ".join(names)] = jnp.concatenate([weights.pop(x) for x in names], axis=-1)
         return weights
 
     layers = params["layers"]["attn_norm"].shape[0]
-    return params | {"layers": tuple(of_layer(i) for i in range(layers))}
+    return params | {"layers": tuple(layer_weights(i) for i in range(layers))}
 
 
 _JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
 
 
 def _products(x: jax.Array, weights: Params, **columns: int) -> list[jax.Array]:
-    """x multiplied by joined weights, split again into parts of these many columns."""
+    """x multiplied by joined weights, and the product split again into these numbers of columns."""
     joined = weights.get(" ".join(columns))
     if joined is None:
         return [x @ weights[name] for name in columns]
@@ -177,9 +178,9 @@ def rotary_angles(positions: jax.Array, config: Config) -> tuple[jax.Array, jax.
 def _rotate(x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
     """x [B, T, N, H] with each pair of neighbours (2i, 2i + 1) of H turned by its angle.
 
-    GGUF files of llama models store the query and key weights so that rotary pairs are
-    neighbours, hence no split into two halves here. The order within H is the same for query
-    and key and so cancels in their product.
+    In GGUF files of llama models, the query and key weights are ordered such that the two numbers
+    of a rotary pair are neighbours, not in two halves. The order within H is the same for query and
+    key, so their product does not depend on it.
     """
     cos, sin = rotary
     pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)

@@ -13,7 +13,7 @@ SMOLLM2_135M = Config(
 
 
 def drawn(config: Config, dtype: str, seed: int = 0) -> Params:
-    """Weights whose logits differ enough from one another for a likeliest token to be clear."""
+    """Random weights whose logits differ so much that there is a clear likeliest token."""
     c = config
     heads, kv_heads = c.heads * c.head_dim, c.kv_heads * c.head_dim
     shapes = {

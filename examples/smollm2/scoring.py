@@ -13,7 +13,7 @@ from .model import Config, InputError, Params, forward
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Two sets of logits for the same text, compared."""
+    """The differences of two sets of logits for the same text."""
 
     largest: float  # over all positions and tokens
     mean: float
@@ -27,7 +27,8 @@ def sample_text() -> str:
 
 
 def split_windows(ids: list[int], count: int, length: int) -> np.ndarray:
-    """`count` windows of `ids` [count, length + 1]; one's last token is the next one's first."""
+    """`count` windows of `ids`, [count, length + 1]; each begins with the last token of the one
+    before."""
     if len(ids) <= count * length:
         raise InputError(
             f"The sample text has {len(ids)} tokens, too few for {count} windows of {length}; "
@@ -61,5 +62,5 @@ def _compare(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
 
 def difference(one: jax.Array, other: jax.Array) -> Difference:
-    """Compares two sets of logits [T, V]."""
+    """Compare two sets of logits [T, V]."""
     return Difference(*map(float, _compare(one, other)))

@@ -1,4 +1,4 @@
-"""The example's own checks; skipped where the weights or their readers are not installed."""
+"""The tests of the example, skipped if the weights or the packages that read them are missing."""
 
 import pydoc_data.topics
 
@@ -23,7 +23,7 @@ except model.InputError as error:
 
 LENGTH = 64
 
-# Where an accelerator's implementations lack lengths, the decode step says so: no error here.
+# If no kernel accepts lengths, the decoding step warns, which is no error here.
 pytestmark = pytest.mark.filterwarnings("default")
 
 

@@ -19,7 +19,7 @@ from ..screen import console
 from . import checkpoint
 from .mesh import make_mesh
 from .model import REMAT
-from .report import attention, tell, trained
+from .report import attention, report, trained
 from .sizes import SIZES, Size
 from .training import LAYOUTS, Task
 
@@ -47,11 +47,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         runs = {layout: attention(x) for layout, x in tasks.items()}
         done = {layout: trained(x, args.resume) for layout, x in tasks.items()}
     except BrokenPipeError:
-        raise  # the reader had enough, which is no error
+        raise  # the reader of the output, such as head, has left
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}
-    return tell(done, facts, args.out)
+    return report(done, facts, args.out)
 
 
 def _size(args: argparse.Namespace) -> Size:
@@ -86,31 +86,31 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--remat", choices=REMAT, default="context",
-        help="what is kept of a layer: all, the attention, or that and the matrix products; "
-        "default: %(default)s",
+        help="what a layer keeps for its backward pass: everything (none), the attention "
+        "(context), or that and the matrix products (dots); default: %(default)s",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of activations")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of activations")
     parser.add_argument(
-        "--checkpoints", type=Path, metavar="FOLDER", help="write the state there at the end"
+        "--checkpoints", type=Path, metavar="FOLDER", help="save the state there at the end"
     )
     parser.add_argument(
-        "--every", type=options.NUMBER, default=0, metavar="N", help="and after each N steps"
+        "--every", type=options.NUMBER, default=0, metavar="N", help="also save it every N steps"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the latest of them")
+    parser.add_argument("--resume", action="store_true", help="continue from the latest checkpoint")
     parser.add_argument(
         "--seed", type=options.SEED, default=0, metavar="N", help="default: %(default)s"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("build/train_packed"), metavar="FOLDER",
-        help="for the plot and the numbers; default: %(default)s",
+        help="write the plot and the numbers there; default: %(default)s",
     )  # fmt: skip
     args = parser.parse_args(arguments)
     if args.compare and args.checkpoints:
         parser.error("--compare makes two runs: it takes no --checkpoints")
     if args.every and not args.checkpoints:
-        parser.error("--every wants --checkpoints")
+        parser.error("--every needs --checkpoints")
     if args.resume and not args.checkpoints:
-        parser.error("--resume wants --checkpoints")
+        parser.error("--resume needs --checkpoints")
     return args
 
 

@@ -1,6 +1,6 @@
-"""The state of a run as one .npz file, which is written completely or not at all.
+"""The state of a run in an .npz file, which is written completely or not at all.
 
-It knows nothing of a mesh: what was saved on one may go on on another.
+The file does not depend on the mesh, so that a run may continue on another one.
 """
 
 import json
@@ -14,15 +14,15 @@ import jax
 import numpy as np
 
 KEPT = 2
-"""Older files are removed."""
+"""The number of files that are kept; older ones are removed."""
 
 _FACTS = "facts"
 _BROKEN = (EOFError, IndexError, KeyError, TypeError, ValueError)
-"""The errors of reading a file that is not ours or not a zip file."""
+"""Errors from reading a file that is no checkpoint; zipfile and zlib have others."""
 
 
 def save(folder: Path, step: int, state: Any, facts: dict[str, Any]) -> Path:
-    """Writes `state` after `step` steps, with `facts` as JSON."""
+    """Write the state after `step` steps, with `facts` as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {name: np.asarray(x) for name, x in _named(state).items()}
     path = folder / f"step_{step:08}.npz"
@@ -31,14 +31,14 @@ def save(folder: Path, step: int, state: Any, facts: dict[str, Any]) -> Path:
         np.savez(file, **{_FACTS: np.array(json.dumps(facts))}, **arrays)
         file.flush()
         os.fsync(file.fileno())
-    unfinished.replace(path)  # in one step: no reader ever sees half a file
+    unfinished.replace(path)  # atomic, so that nobody reads half a file
     for old in _all(folder)[:-KEPT]:
         old.unlink()
     return path
 
 
 def latest(folder: Path) -> Path | None:
-    """The file of the latest step; None where there is none."""
+    """The file of the latest step; None if there is none."""
     return next(reversed(_all(folder)), None)
 
 
@@ -46,22 +46,24 @@ def read_facts(path: Path) -> dict[str, Any]:
     """The facts that were saved with a state.
 
     Raises:
-      ValueError: the file is no checkpoint, or a broken one.
+      ValueError: the file is no checkpoint, or is broken.
     """
     return json.loads(str(_read(path, _FACTS)[_FACTS]))
 
 
 def restore(path: Path, like: Any) -> Any:
-    """The state in `path`, each array placed as in `like`.
+    """The state in a file, with each array sharded as in `like`.
 
     Raises:
-      ValueError: arrays of other names, shapes or dtypes than those of `like`; a broken file.
+      ValueError: the file is broken, or its arrays differ from `like` in name, shape or dtype.
     """
     wanted = _named(like)
     arrays = _read(path)
     names = {*arrays} - {_FACTS}
     if names != {*wanted}:
-        raise ValueError(f"{path}: expected the arrays of this run, differing {names ^ {*wanted}}")
+        raise ValueError(
+            f"{path}: expected the arrays of this run; these differ: {names ^ {*wanted}}"
+        )
     found = []
     for name, x in wanted.items():
         array = arrays[name]
@@ -74,14 +76,14 @@ def restore(path: Path, like: Any) -> Any:
 
 
 def _read(path: Path, only: str | None = None) -> dict[str, np.ndarray]:
-    """The arrays of a file by their names, or one of them."""
+    """The arrays of a file by name, or only one of them."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return {name: file[name] for name in ([only] if only else file.files)}
     except (*_BROKEN, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"{path}: expected a checkpoint, got a file that is broken or none; without it "
-            "training goes on from the one before, if there is one"
+            f"{path}: expected a checkpoint, got a file that is broken or is none; if you remove "
+            "it, training resumes from the checkpoint before, if there is one"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""How fast a run is: real tokens by the time between losses, without its first step."""
+"""The speed of a run: real tokens per second between the arrivals of losses, without padding."""
 
 import contextlib
 import time
@@ -8,6 +8,8 @@ import jax
 
 
 class Clock:
+    """Measures tokens/s from the arrival of the first loss on."""
+
     def __init__(self, compile_seconds: float):
         self.compile_seconds = compile_seconds
         self.all_tokens = 0
@@ -16,7 +18,7 @@ class Clock:
         self._tokens = self._steps = 0
 
     def arrived(self, loss: jax.Array, tokens: int) -> float:
-        """Waits for the loss of a step that had so many tokens."""
+        """Wait for the loss of a step with this number of tokens, and return it."""
         value = float(loss)
         self._now = time.perf_counter()
         self.all_tokens += tokens
@@ -29,6 +31,7 @@ class Clock:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
+        """A context whose time does not count."""
         before = time.perf_counter()
         yield
         if self._began is not None:

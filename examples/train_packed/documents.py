@@ -14,7 +14,7 @@ import numpy as np
 
 VOCABULARY = 256
 BEGIN = 0
-"""Begins each document; a NUL byte, which no source has."""
+"""The first token of each document: a NUL byte, which no source file has."""
 
 _TOP_LEVEL = re.compile(rb"\n(?=@|def |class |async def )")
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -24,7 +24,7 @@ _SHORTEST = 16
 def standard_library(longest: int, files: int | None = None) -> list[np.ndarray]:
     """Documents of at most `longest` tokens, uint8; longer ones are cut off.
 
-    `files` is how many source files are read: all of them without it.
+    `files` is the number of source files to read; None reads all.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = sorted(x for x in root.rglob("*.py") if not _LEFT_OUT & {*x.parts})[:files]
@@ -37,7 +37,7 @@ def standard_library(longest: int, files: int | None = None) -> list[np.ndarray]
 
 
 def checksum(documents: Sequence[np.ndarray]) -> int:
-    """Another Python has other documents."""
+    """A checksum of the documents, which differ from one version of Python to another."""
     found = 0
     for document in documents:
         found = zlib.crc32(document.tobytes(), found)

@@ -1,8 +1,8 @@
 """Shardings on a mesh of (data, model): rows along data, heads and hidden units along model.
 
 The first matrix of each pair is split by columns and the second by rows, so that a layer sums twice
-over "model": after the attention and after the feed-forward part. The attention itself sends
-nothing: docs/meshes.md.
+over "model": after the attention and after the feed-forward part. The attention itself needs no
+communication: docs/meshes.md.
 """
 
 from typing import Any
@@ -21,17 +21,20 @@ _BY_ROWS = ("o", "down")
 
 
 def make_mesh(data: int, model: int) -> Mesh:
+    """A mesh of data · model devices.
+
+    Raises:
+      ValueError: there are fewer devices.
+    """
     devices = np.asarray(jax.devices())
     if data * model > devices.size:
-        raise ValueError(
-            f"mesh: expected at most {devices.size} devices, which there are, got {data}x{model}"
-        )
+        raise ValueError(f"mesh: expected at most {devices.size} devices, got {data}x{model}")
     auto = (AxisType.Auto, AxisType.Auto)
     return Mesh(devices[: data * model].reshape(data, model), ("data", "model"), axis_types=auto)
 
 
 def state_placement(state: Any, config: Config, mesh: Mesh) -> Any:
-    """A sharding for each array of `state`; Adam's averages are sharded as their parameters."""
+    """A sharding for each array of `state`. Adam's averages are sharded like their parameters."""
     model = mesh.shape["model"]
     for name in ("heads", "ffn_width"):
         if getattr(config, name) % model:
@@ -40,14 +43,14 @@ def state_placement(state: Any, config: Config, mesh: Mesh) -> Any:
                 f"axis, got {model}"
             )
 
-    def of(path: Any, _: Any) -> NamedSharding:
+    def sharding_of(path: Any, _: Any) -> NamedSharding:
         return NamedSharding(mesh, _spec({getattr(x, "key", None) for x in path}, config, model))
 
-    return jax.tree_util.tree_map_with_path(of, state)
+    return jax.tree_util.tree_map_with_path(sharding_of, state)
 
 
 def _spec(names: set[Any], config: Config, model: int) -> P:
-    """`names` are the keys that lead to an array [layers, inputs, outputs]."""
+    """How to split an array [layers, inputs, outputs]; `names` are the keys that lead to it."""
     columns = _BY_COLUMNS
     if config.kv_heads % model == 0:
         columns += _BY_COLUMNS_IF_KV_HEADS_DIVIDE
@@ -59,6 +62,7 @@ def _spec(names: set[Any], config: Config, model: int) -> P:
 
 
 def place_rows(rows: Rows, mesh: Mesh) -> Rows:
+    """The rows, split along the mesh axis "data"."""
     if len(rows.tokens) % mesh.shape["data"]:
         raise ValueError(
             f"mesh: expected {len(rows.tokens)} rows to be a multiple of the data axis, got "

@@ -1,4 +1,4 @@
-"""A decoder with grouped queries in Flax NNX. It does not depend on whether rows are packed.
+"""A decoder with grouped queries in Flax NNX, the same for packed and padded rows.
 
 Letters in the shapes: B rows, T positions, N query heads, K key/value heads, H head dim, D width.
 Parameters are float32; activations have the dtype of the configuration.
@@ -23,8 +23,8 @@ REMAT = {
         jax.checkpoint_policies.save_only_these_names("context"),
     ),
 }
-"""What a layer saves for its backward pass: everything, attention alone, or attention and the
-matrix products. The rest is computed again: docs/remat.md."""
+"""By the value of --remat, the policy for what a layer saves for its backward pass: everything, the
+attention, or the attention and the matrix products. The rest is computed again: docs/remat.md."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Layer(nnx.Module):
     def __call__(
         self, x: jax.Array, rotary: Any, segment_ids: jax.Array, max_segments: int
     ) -> jax.Array:
-        """x [B, T, D] -> the same."""
+        """The output of the layer, [B, T, D] like x."""
         c = self.config
         y = self.attention_norm(x)
         q, k, v = (

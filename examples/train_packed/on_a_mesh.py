@@ -1,4 +1,4 @@
-"""What test_mesh.py compares, as JSON; for a process with eight devices."""
+"""The numbers that test_mesh.py compares, as JSON, from a process with eight devices."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from .mesh import make_mesh, place_rows, state_placement
 from .model import Config
 from .packing import Rows, Shape, batches, packed, padded
 from .sizes import SIZES
-from .step import Program
+from .step import Trainer
 from .training import Task, train
 
 CONFIG = Config(
@@ -24,26 +24,27 @@ SHAPE = Shape(rows=4, row_length=40, max_segments=8, max_documents=12)
 TINY = dataclasses.replace(SIZES["tiny"], config=CONFIG, steps=4)
 
 
-PROGRAM = Program.new(CONFIG, 1e-3, TINY.steps)
+TRAINER = Trainer.new(CONFIG, 1e-3, TINY.steps)
 
 
 def gradients(params: Any, rows: Rows, max_segments: int, data: int, model: int) -> tuple[Any, Any]:
-    """Loss and gradients as NumPy arrays, and the parameters where they lie."""
+    """Loss and gradients as NumPy arrays, and the parameters, sharded."""
     mesh = make_mesh(data, model)
     params = jax.device_put(params, state_placement(params, CONFIG, mesh))
-    found = jax.jit(jax.value_and_grad(PROGRAM.loss), static_argnums=2)(
+    found = jax.jit(jax.value_and_grad(TRAINER.loss), static_argnums=2)(
         params, place_rows(rows, mesh), max_segments
     )
     return jax.tree.map(np.asarray, found), params
 
 
 def gap(one: Any, other: Any) -> float:
-    """The largest difference, relative to the largest number of its array."""
+    """The largest difference, as a share of the array's largest number."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in pairs)
 
 
 def refusal(data: int, model: int) -> str:
+    """The error of training on a mesh of this shape; "none" if there is none."""
     try:
         train(Task(TINY, make_mesh(data, model)))
     except ValueError as error:
@@ -56,7 +57,7 @@ def main(folder: Path) -> dict[str, Any]:
     layouts = {
         "packed": (packed(batch, SHAPE), SHAPE.max_segments), "padded": (padded(batch, SHAPE), 1)
     }  # fmt: skip
-    params = PROGRAM.initial(CONFIG, 0).params
+    params = TRAINER.initial(CONFIG, 0).params
     expected, _ = gradients(params, *layouts["packed"], 1, 1)
     gaps, placed = {}, {}
     for name, data, model in (

@@ -1,6 +1,6 @@
-"""Documents as rows of a batch: several in one row, or one in each.
+"""Putting documents into the rows of a batch: several in one row, or one in each.
 
-Both kinds of rows are the same arrays, so the model and the loss do not know which they are given.
+Both layouts are the same arrays, so that the model and the loss do not depend on the layout.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ NO_TARGET = -1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """All int32 [B, T], of NumPy or JAX. Padding has segment id 0 and no target."""
+    """The arrays of a batch, int32 [B, T]. Padding has segment id 0 and no target."""
 
     tokens: Any
     targets: Any
@@ -24,16 +24,16 @@ class Rows:
     segment_ids: Any
     """1, 2, 3, … along a row, one for each document."""
     positions: Any
-    """Counted from 0 in each document."""
+    """Positions, counted from 0 in each document."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The documents of one step, and the row of each when packed."""
+    """The documents of one step."""
 
     documents: list[np.ndarray]
     rows: list[int]
-    """The row of each document."""
+    """The row of each document in the packed layout."""
 
     @property
     def tokens(self) -> int:
@@ -43,22 +43,24 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of a batch. Fixed, so that one program is compiled."""
+    """The shape of all batches, so that only one program is compiled."""
 
     rows: int
+    """The number of rows in the packed layout."""
     row_length: int
-    """Also the longest document."""
+    """The length of a row, which is also the greatest length of a document."""
     max_segments: int
-    """The most documents in one row."""
+    """The most documents in one packed row."""
     max_documents: int
-    """The most in a batch: the rows of a padded one."""
+    """The most documents in a batch, and the number of rows in the padded layout."""
 
 
 def batches(documents: Sequence[np.ndarray], shape: Shape, seed: int) -> Iterator[Batch]:
-    """Endless; in every round each document comes once, in an order drawn from `seed`.
+    """An endless stream of batches. Each document comes once in each round, in a random order.
 
-    First fit: a document goes into the first row that has room for it. One that finds none waits
-    for the next batch, where it is placed first; once `shape.rows` wait, the batch is complete.
+    A document goes into the first row that has room for it (first fit). If there is none, it waits
+    for the next batch, which begins with it. A batch is complete if `shape.rows` documents wait, or
+    if it has `shape.max_documents`.
     """
     longest = max((len(x) for x in documents), default=0)
     if longest > shape.row_length:
@@ -66,7 +68,7 @@ def batches(documents: Sequence[np.ndarray], shape: Shape, seed: int) -> Iterato
     order = _endless_order(len(documents), seed)
     waiting: list[int] = []
     while True:
-        candidates, waiting = waiting, []  # no more than rows, which are empty: all find one
+        candidates, waiting = waiting, []  # at most as many as there are empty rows
         room = [shape.row_length] * shape.rows
         places = [shape.max_segments] * shape.rows
         batch = Batch([], [])
@@ -94,12 +96,12 @@ def _endless_order(count: int, seed: int) -> Iterator[int]:
 
 
 def packed(batch: Batch, shape: Shape) -> Rows:
-    """[rows, row_length], documents one after the other."""
+    """The packed layout, [rows, row_length]: several documents in a row."""
     return _filled(batch.documents, batch.rows, shape.rows, shape.row_length)
 
 
 def padded(batch: Batch, shape: Shape) -> Rows:
-    """[max_documents, row_length], a document in each row."""
+    """The padded layout, [max_documents, row_length]: one document in each row."""
     rows = list(range(len(batch.documents)))
     return _filled(batch.documents, rows, shape.max_documents, shape.row_length)
 

@@ -19,7 +19,7 @@ from .training import Done, Task, train
 
 
 def trained(task: Task, resume: bool) -> Done:
-    """Trains behind a progress bar."""
+    """Train, and show a progress bar."""
     columns = (
         TextColumn(task.layout), BarColumn(), MofNCompleteColumn(),
         TextColumn("{task.description}"), TimeRemainingColumn(),
@@ -28,14 +28,16 @@ def trained(task: Task, resume: bool) -> Done:
         bar = progress.add_task("compiling", total=task.size.steps)
 
         def on_step(loss: float, rate: float, done: int) -> None:
-            told = f"loss {loss:.3f}  {rate:,.0f} tokens/s" if rate == rate else f"loss {loss:.3f}"
-            progress.update(bar, completed=done, description=told)
+            shown = f"loss {loss:.3f}"
+            if rate == rate:  # not NaN
+                shown += f"  {rate:,.0f} tokens/s"
+            progress.update(bar, completed=done, description=shown)
 
         return train(task, resume=resume, on_step=on_step)
 
 
 def attention(task: Task) -> str:
-    """What computes the attention of one device: forward and backward."""
+    """The implementations that compute the attention of one device, forward and backward."""
     c, shape = task.size.config, task.size.shape
     is_packed = task.layout == "packed"
     rows = shape.rows if is_packed else shape.max_documents
@@ -51,8 +53,8 @@ def attention(task: Task) -> str:
     return f"{plan.chosen_forward}, {plan.chosen_backward}"
 
 
-def tell(done: Mapping[str, Done], facts: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Prints a table, writes losses.png and the JSON, and returns what is in it."""
+def report(done: Mapping[str, Done], facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Print a table, write train_packed.png and a JSON file, and return what is in the latter."""
     table = Table("", "filled", "real tokens/s", "step", "first loss", "last loss", "compiled in")
     for layout, x in done.items():
         if not x.compile_seconds:
@@ -65,22 +67,22 @@ def tell(done: Mapping[str, Done], facts: dict[str, Any], folder: Path) -> dict[
         )  # fmt: skip
     if table.row_count:
         console.print(table)
-    report: dict[str, Any] = {"environment": environment(), **facts}
-    report["runs"] = {layout: dataclasses.asdict(x) for layout, x in done.items()}
+    data: dict[str, Any] = {"environment": environment(), **facts}
+    data["runs"] = {layout: dataclasses.asdict(x) for layout, x in done.items()}
     if len(done) == 2:
-        report["ratio"] = done["packed"].tokens_per_second / done["padded"].tokens_per_second
+        data["ratio"] = done["packed"].tokens_per_second / done["padded"].tokens_per_second
         gaps = np.abs(np.subtract(done["packed"].losses, done["padded"].losses))
-        report["largest_loss_gap"], report["mean_loss_gap"] = float(gaps.max()), float(gaps.mean())
+        data["largest_loss_gap"], data["mean_loss_gap"] = float(gaps.max()), float(gaps.mean())
         console.print(
-            f"packed is {report['ratio']:.2f} times as fast; losses of the same step differ by "
+            f"packed is {data['ratio']:.2f} times as fast; losses of the same step differ by "
             f"{gaps.max():.4f} at most, {gaps.mean():.4f} on average"
         )
     folder.mkdir(parents=True, exist_ok=True)
     _plot({layout: x.losses for layout, x in done.items()}, folder / "train_packed.png")
-    path = folder / f"{file_name('train_packed', report['environment'])}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    console.print(f"{path} is written")
-    return report
+    path = folder / f"{file_name('train_packed', data['environment'])}.json"
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    console.print(path)
+    return data
 
 
 def _plot(curves: dict[str, list[float]], path: Path) -> None:
@@ -90,4 +92,4 @@ def _plot(curves: dict[str, list[float]], path: Path) -> None:
         console.print(f"no plot: {error}")
         return
     plot_losses(curves, path)
-    console.print(f"{path} is drawn")
+    console.print(path)

@@ -1,4 +1,4 @@
-"""Three sizes: for tests, for a CPU, and for a GPU."""
+"""Three sizes of model and batch: for tests, for a CPU, and for a GPU."""
 
 import dataclasses
 
@@ -43,4 +43,5 @@ SIZES = {
         steps=60, learning_rate=3e-4,
     ),
 }  # fmt: skip
-"""In each, max_documents is about as many as rows hold: padded batches have few rows to spare."""
+"""max_documents is about the number of documents that the packed rows hold, so that padded batches
+have few empty rows."""

@@ -1,4 +1,4 @@
-"""One step of training, as a function of arrays: parameters, optimiser state and rows."""
+"""A step of training, as a function of parameters, optimizer state and rows."""
 
 import dataclasses
 from typing import Any
@@ -20,14 +20,14 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """What does not change while training: the model's structure and how its steps are made."""
+class Trainer:
+    """The parts of training that do not change: the model's structure and the optimizer."""
 
     graph: Any
     optimizer: optax.GradientTransformation
 
     @classmethod
-    def new(cls, config: Config, learning_rate: float, steps: int) -> "Program":
+    def new(cls, config: Config, learning_rate: float, steps: int) -> "Trainer":
         model = nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, learning_rate, min(100, steps // 3), steps, learning_rate / 10
@@ -51,9 +51,9 @@ class Program:
         return nnx.merge(self.graph, nnx.State(params))
 
     def step(self, max_segments: int, placement: State) -> jax.stages.Wrapped:
-        """(state, rows) -> (the next state, the loss before it), jitted.
+        """A jitted function from state and rows to the next state and the loss before the step.
 
-        The state is donated, and stays where `placement`, a sharding for each array, puts it.
+        The memory of the state is reused. `placement` is a sharding for each array of the state.
         """
 
         def step(state: State, rows: Rows) -> tuple[State, jax.Array]:

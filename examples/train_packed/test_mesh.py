@@ -14,7 +14,7 @@ for _package in ("flax", "optax"):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What on_a_mesh.py prints, in a process that sees eight CPU devices."""
+    """The output of on_a_mesh.py in a process with eight CPU devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     command = [
         sys.executable, "-W", "error", "-m", "examples.train_packed.on_a_mesh",

@@ -14,7 +14,7 @@ pytest.importorskip("optax", reason="optax missing: pip install flax optax")
 from .drawn_documents import drawn
 from .model import Config
 from .packing import NO_TARGET, Rows, Shape, batches, packed, padded
-from .step import Program
+from .step import Trainer
 
 CONFIG = Config(
     layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=48, vocabulary=256
@@ -23,15 +23,15 @@ SHAPE = Shape(rows=3, row_length=40, max_segments=8, max_documents=10)
 
 
 @functools.cache
-def program(config: Config = CONFIG):
-    made = Program.new(config, 1e-3, 10)
-    return made, made.initial(config, 0).params
+def trainer_and_params(config: Config = CONFIG):
+    trainer = Trainer.new(config, 1e-3, 10)
+    return trainer, trainer.initial(config, 0).params
 
 
 @functools.cache
 def gradient(config: Config = CONFIG):
     """(params, rows, max_segments) -> loss and gradients, jitted."""
-    return jax.jit(jax.value_and_grad(program(config)[0].loss), static_argnums=2)
+    return jax.jit(jax.value_and_grad(trainer_and_params(config)[0].loss), static_argnums=2)
 
 
 def batch(seed: int = 11):
@@ -39,8 +39,8 @@ def batch(seed: int = 11):
 
 
 def one_by_one(documents):
-    """Loss and gradients by the documents' own rows, each alone and with nothing behind it."""
-    made, params = program()
+    """Loss and gradients with each document alone in an unpadded row."""
+    trainer, params = trainer_and_params()
 
     @jax.jit
     @jax.value_and_grad
@@ -49,10 +49,8 @@ def one_by_one(documents):
             tokens, jnp.roll(tokens, -1, 1).at[:, -1].set(NO_TARGET), jnp.ones_like(tokens),
             jnp.arange(tokens.shape[1])[None],
         )  # fmt: skip
-        return made.loss(params, rows, 1) * (tokens.shape[1] - 1)
+        return trainer.loss(params, rows, 1) * (tokens.shape[1] - 1)
 
-    # Of one length, so that there is one program; the last token of a shorter one is repeated
-    # behind it, which no earlier token sees, and its losses are taken off again.
     count = sum(len(x) - 1 for x in documents)
     found = [summed(params, np.asarray(x, np.int32)[None]) for x in documents]
     return jax.tree.map(lambda *x: sum(x) / count, *found)
@@ -69,23 +67,23 @@ def assert_alike(one, other, tolerance=1e-5):
 
 def test_packed_is_padded_is_one_by_one():
     made = batch()
-    params = program()[1]
-    of_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
-    assert_alike(of_packed, gradient()(params, padded(made, SHAPE), 1))
+    params = trainer_and_params()[1]
+    from_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
+    assert_alike(from_packed, gradient()(params, padded(made, SHAPE), 1))
     few = dataclasses.replace(made, documents=made.documents[:3], rows=made.rows[:3])
-    of_few = gradient()(params, packed(few, SHAPE), SHAPE.max_segments)
-    assert_alike(of_few, one_by_one(few.documents))
+    from_few = gradient()(params, packed(few, SHAPE), SHAPE.max_segments)
+    assert_alike(from_few, one_by_one(few.documents))
 
 
 @pytest.mark.parametrize("seed", [21, 22, 23])
 def test_packed_is_padded_for_other_documents(seed):
-    made, params = batch(seed), program()[1]
-    of_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
-    assert_alike(of_packed, gradient()(params, padded(made, SHAPE), 1))
+    made, params = batch(seed), trainer_and_params()[1]
+    from_packed = gradient()(params, packed(made, SHAPE), SHAPE.max_segments)
+    assert_alike(from_packed, gradient()(params, padded(made, SHAPE), 1))
 
 
 def _borders_off_by_one(rows: Rows) -> Rows:
-    """Each document begins a token late: its first one counts as the document's before."""
+    """Each document begins a token late: its first token has the id of the document before."""
     ids = np.asarray(rows.segment_ids)
     late = np.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
     return dataclasses.replace(rows, segment_ids=np.where(ids, late, 0))
@@ -110,7 +108,7 @@ def _positions_that_stand_still(rows: Rows) -> Rows:
     [_borders_off_by_one, _one_document, _targets_across_borders, _positions_that_stand_still],
 )
 def test_rows_that_are_wrong_are_noticed(spoil):
-    made, params = batch(), program()[1]
+    made, params = batch(), trainer_and_params()[1]
     expected = gradient()(params, padded(made, SHAPE), 1)
     found = gradient()(params, spoil(packed(made, SHAPE)), SHAPE.max_segments)
     with pytest.raises(AssertionError):
@@ -118,9 +116,9 @@ def test_rows_that_are_wrong_are_noticed(spoil):
 
 
 def test_rotary_positions_are_relative():
-    """Positions that go on from document to document change no more than rounding does, so only
+    """Positions that do not restart in each document only change the rounding, so that only
     test_packing.py can notice them."""
-    made, params = batch(), program()[1]
+    made, params = batch(), trainer_and_params()[1]
     rows = packed(made, SHAPE)
     along = np.broadcast_to(np.arange(SHAPE.row_length, dtype=np.int32), rows.positions.shape)
     found = gradient()(params, dataclasses.replace(rows, positions=along), SHAPE.max_segments)
@@ -129,7 +127,7 @@ def test_rotary_positions_are_relative():
 
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_remat_changes_nothing(remat):
-    made, params = batch(), program()[1]
+    made, params = batch(), trainer_and_params()[1]
     config = dataclasses.replace(CONFIG, remat=remat)
     rows = packed(made, SHAPE)
     found = gradient(config)(params, rows, SHAPE.max_segments)

@@ -1,4 +1,4 @@
-"""Documents in rows: each once, none cut, none beside itself, first fit, and drawn again alike."""
+"""Documents in rows: each occurs once a round, whole, by first fit, in a repeatable order."""
 
 import itertools
 
@@ -50,14 +50,14 @@ def test_each_document_comes_once_a_round(seed, limits):
         for x in batch.documents
     ]
     counts = np.bincount(seen, minlength=len(documents))
-    # A round that has begun adds one; those that wait for the next batch lack one.
+    # Documents of a round that has begun have one more; those that wait for a batch have one less.
     assert counts.max() - counts.min() <= 2 and len(seen) > 6 * len(documents)
     assert (counts < counts.max() - 1).sum() <= shape.rows
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_first_fit(seed):
-    """A document lies in the first row that had room for it, and within the limits of a batch."""
+    """A document is in the first row that had room for it, within the limits of a batch."""
     for batch in itertools.islice(batches(drawn(seed), SHAPE, seed), 10):
         room, places = [SHAPE.row_length] * SHAPE.rows, [SHAPE.max_segments] * SHAPE.rows
         for document, row in zip(batch.documents, batch.rows, strict=True):
@@ -68,7 +68,7 @@ def test_first_fit(seed):
         assert len(batch.documents) <= SHAPE.max_documents
 
 
-def test_what_waits_goes_first():
+def test_documents_that_wait_come_first():
     sizes = (30, 30, 30, 20, 20, 20, 5)
     documents = [np.full(x, i, np.uint8) for i, x in enumerate(sizes)]
     first, second = itertools.islice(batches(documents, SHAPE, 0), 2)
@@ -79,7 +79,7 @@ def test_what_waits_goes_first():
     assert [int(x[0]) for x in second.documents][: len(waiting)] == waiting
 
 
-def test_a_stream_is_drawn_again_alike():
+def test_a_stream_can_be_drawn_again():
     documents = drawn(7)
     once = list(itertools.islice(batches(documents, SHAPE, 3), 9))
     again = list(itertools.islice(batches(documents, SHAPE, 3), 5, 9))

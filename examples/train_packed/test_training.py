@@ -1,4 +1,4 @@
-"""Runs as a whole: resumed to the last bit, refused where they do not fit, the command."""
+"""Whole runs: resumed ones are equal to the last bit, wrong ones are refused; and the command."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
         assert {*one.files} == {*other.files}
         assert all((one[x] == other[x]).all() for x in one.files)
     assert len([*(tmp_path / "parts").iterdir()]) == checkpoint.KEPT
-    # There is nothing left to do; another run's checkpoint is refused.
+    # A run that is complete has nothing left to do. A checkpoint of another run is refused.
     assert train(parts, resume=True).losses == whole.losses
     with pytest.raises(ValueError, match="expected a run with seed 1, got 0"):
         train(dataclasses.replace(parts, seed=1), resume=True)
@@ -118,8 +118,8 @@ def test_what_the_command_refuses(capsys, tmp_path):
         (["--checkpoints", str(file)], f"error: --checkpoints: {file}: file exists"),
         (["--out", str(file / "folder")], "folder: not a directory"),
         (["--mesh", "9x1"], "expected at most"),
-        (["--resume"], "--resume wants --checkpoints"),
-        (["--every", "2"], "--every wants --checkpoints"),
+        (["--resume"], "--resume needs --checkpoints"),
+        (["--every", "2"], "--every needs --checkpoints"),
         (["--compare", "--checkpoints", "x"], "it takes no --checkpoints"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -1,4 +1,4 @@
-"""A run of training: batches in, losses out, with checkpoints on the way."""
+"""A training run: a step for each batch, and checkpoints."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from .documents import checksum, standard_library
 from .mesh import place_rows, state_placement
 from .packing import Batch, Rows, batches, packed, padded
 from .sizes import Size
-from .step import Program, State
+from .step import State, Trainer
 
 LAYOUTS = ("packed", "padded")
 
@@ -35,13 +35,15 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
+    """The results of a run. The two speeds and `fill` are NaN if no step was left to do."""
+
     losses: list[float]
-    """Of all steps, those before a resumed run too."""
+    """The losses of all steps, including those before the run was resumed."""
     tokens_per_second: float
-    """Real tokens, without the first step of this process and without compiling and saving."""
+    """Real tokens, without padding; compiling, saving and the first step do not count."""
     step_seconds: float
     fill: float
-    """The share of positions that hold real tokens. NaN, as both rates, where no step was left."""
+    """The share of positions that hold real tokens."""
     compile_seconds: float
 
 
@@ -52,17 +54,22 @@ def train(
     until: int | None = None,
     on_step: Callable[[float, float, int], object] = lambda loss, rate, done: None,
 ) -> Done:
-    """Trains to the last step, or `until` it.
+    """Train to the last step.
 
-    `on_step` gets the loss, tokens/s so far and how many steps are done.
+    Args:
+      task: what to train.
+      resume: whether to continue from the latest checkpoint, if there is one.
+      until: the step after which to stop; by default the last one.
+      on_step: called with the loss, the tokens/s so far and the number of steps that are done.
 
     Raises:
-      ValueError: a mesh that does not divide the model or the rows; a checkpoint of another run.
+      ValueError: the mesh does not divide the model or the rows, or the checkpoint is of another
+        run.
     """
     size, shape = task.size, task.size.shape
     documents = standard_library(shape.row_length, size.files)
-    program = Program.new(size.config, size.learning_rate, size.steps)
-    state, placement = _initial(program, task)
+    trainer = Trainer.new(size.config, size.learning_rate, size.steps)
+    state, placement = _initial(trainer, task)
     facts = json.loads(json.dumps({
         "size": dataclasses.asdict(size), "layout": task.layout, "seed": task.seed,
         "documents": checksum(documents),
@@ -75,12 +82,12 @@ def train(
     if first >= last:
         nan = float("nan")
         return Done(losses, nan, nan, nan, 0.0)
-    # The documents of the steps before are drawn again, which costs nothing worth saving.
+    # The batches of earlier steps are drawn again, which takes little time.
     stream = itertools.islice(batches(documents, shape, task.seed), first, last)
 
     started = time.perf_counter()
     max_segments = shape.max_segments if task.layout == "packed" else 1
-    step = program.step(max_segments, placement)
+    step = trainer.step(max_segments, placement)
     like = place_rows(_rows(task, Batch([], [])), task.mesh)
     compiled = step.lower(state, like).compile()
     clock = Clock(time.perf_counter() - started)
@@ -88,7 +95,7 @@ def train(
     pending: list[tuple[jax.Array, int]] = []
 
     def wait() -> None:
-        """For the loss of the step before, if it is still to come."""
+        """Wait for the loss of the step that was sent last, unless it has arrived."""
         if pending:
             losses.append(clock.arrived(*pending.pop()))
             on_step(losses[-1], clock.rate, len(losses))
@@ -96,7 +103,7 @@ def train(
     for index, batch in enumerate(stream, first):
         rows = place_rows(_rows(task, batch), task.mesh)
         state, loss = compiled(state, rows)
-        wait()  # for the step before, while the device computes this one
+        wait()  # for the loss of the step before, while the device computes this one
         pending.append((loss, batch.tokens))
         is_due = index + 1 == last or (task.every and (index + 1) % task.every == 0)
         if task.checkpoints and is_due:
@@ -110,11 +117,11 @@ def train(
     )
 
 
-def _initial(program: Program, task: Task) -> tuple[State, State]:
-    """The state before the first step, made where it will lie, and a sharding for each array."""
+def _initial(trainer: Trainer, task: Task) -> tuple[State, State]:
+    """The state before the first step, sharded, and the sharding of each array."""
 
     def make() -> State:
-        return program.initial(task.size.config, task.seed)
+        return trainer.initial(task.size.config, task.seed)
 
     placement = state_placement(jax.eval_shape(make), task.size.config, task.mesh)
     return jax.jit(make, out_shardings=placement)(), placement
@@ -125,7 +132,11 @@ def _rows(task: Task, batch: Batch) -> Rows:
 
 
 def _same_run(path: Path, facts: dict[str, Any]) -> list[float]:
-    """The losses that a checkpoint of the same run has."""
+    """The losses in a checkpoint.
+
+    Raises:
+      ValueError: the checkpoint is of a run with other facts.
+    """
     found = checkpoint.read_facts(path)
     losses = found.pop("losses")
     if differing := _differing(facts, found):
@@ -134,7 +145,7 @@ def _same_run(path: Path, facts: dict[str, Any]) -> list[float]:
 
 
 def _differing(wanted: dict[str, Any], found: dict[str, Any], inside: str = "") -> str:
-    """The first fact that is another, and both of its values; "" where all are the same."""
+    """The first fact that differs, with both values; empty if all are the same."""
     for name, value in wanted.items():
         got = found.get(name)
         if isinstance(value, dict) and isinstance(got, dict):

@@ -1,4 +1,4 @@
-"""Names the wheel after the Python and the platform that its library was compiled for."""
+"""A build hook that names a wheel after the Python and the platform of its compiled library."""
 
 import os
 

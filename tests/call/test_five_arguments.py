@@ -11,8 +11,9 @@ from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.layouts import rows_first, separate_pages
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call, normalise
+from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.paged_arguments import with_cut_table
-from attn_dispatch.call.spec import AttentionSpec, Operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import as_partners, backward_options
-from attn_dispatch.call.spec import AttentionSpec, Operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.tracing import trace
 from tests.support.option_parts import PARTS, options_with, with_facts
 from tests.support.present import present

@@ -20,7 +20,7 @@ DRAWS = 30
 
 jit = partial(jax.jit, compiler_options=COMPILE_QUICKLY)
 
-Arrays = dict[str, Any]
+NamedArrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Draw:
     """Sizes of the mapped axes, the outermost first."""
     axes: dict[str, tuple[int | None, ...]]
     """The mapped axis of each operand for each vmap; None if it is shared."""
-    arrays: Arrays
+    arrays: NamedArrays
     options: dict[str, Any]
 
     def part(self, name: str, x: Any, index: tuple[int, ...]) -> Any:
@@ -45,28 +45,28 @@ class Draw:
             function = jax.vmap(function, ({x: axes[level] for x, axes in self.axes.items()},))
         return function
 
-    def attention(self, operands: Arrays) -> tuple[jax.Array, jax.Array]:
+    def attention(self, operands: NamedArrays) -> tuple[jax.Array, jax.Array]:
         return dot_product_attention(**operands, **self.options, return_lse=True)
 
-    def loss(self, floats: Arrays, rest: Arrays) -> tuple[jax.Array, Any]:
+    def loss(self, floats: NamedArrays, rest: NamedArrays) -> tuple[jax.Array, Any]:
         out, lse = self.attention(floats | rest)
         weighted = [jnp.cos(jnp.arange(x.size)) * x.ravel() for x in (out, _finite(lse))]
         return jnp.concatenate(weighted).sum(), (out, lse)
 
-    def gradients(self, operands: Arrays) -> Any:
+    def gradients(self, operands: NamedArrays) -> Any:
         """The gradients of one call, and its results."""
         return jax.grad(self.loss, has_aux=True)(*_split(operands))
 
-    def gradients_of_all(self, operands: Arrays) -> Arrays:
+    def gradients_of_all(self, operands: NamedArrays) -> NamedArrays:
         """The gradients of the sum over all mapped calls."""
 
-        def total(floats: Arrays, rest: Arrays) -> jax.Array:
+        def total(floats: NamedArrays, rest: NamedArrays) -> jax.Array:
             return self.mapped(lambda x: self.loss(*_split(x))[0])(floats | rest).sum()
 
         return jax.grad(total)(*_split(operands))
 
 
-def _split(operands: Arrays) -> tuple[Arrays, Arrays]:
+def _split(operands: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
     floats = {name: x for name, x in operands.items() if name in FLOATS}
     return floats, {name: x for name, x in operands.items() if name not in floats}
 

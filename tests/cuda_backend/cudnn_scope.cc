@@ -1,6 +1,6 @@
 // Tests of CudnnScope: threads are inside cuDNN when the process ends or forks. Prints "ok", or the
-// first condition that does not hold. usage: cudnn_scope [stay]; with `stay` a thread never comes
-// back, and the exit status is 3.
+// first condition that does not hold. usage: cudnn_scope [stay]; with `stay` one thread never
+// leaves cuDNN, and the exit status is 3.
 #include "cudnn_scope.h"
 
 #include <sys/wait.h>
@@ -18,7 +18,7 @@
 #include "check.h"
 #include "library.h"
 
-// CudnnScope asks this: cuDNN is loaded.
+// CudnnScope calls this function: a version other than 0 means that cuDNN is loaded.
 int64_t attn_dispatch::cudnn_version() { return 91900; }
 
 namespace {
@@ -47,7 +47,7 @@ void a_forked_child_is_refused() {
   CHECK(again.status().ok());
 }
 
-void the_end_waits_for_those_inside() {
+void the_end_waits_for_threads_inside() {
   std::atomic<int> inside{0}, refused{0}, begun{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
@@ -77,7 +77,7 @@ void the_end_waits_for_those_inside() {
   CHECK(refused == kThreads);
 }
 
-// A thread that is late does not return: the interpreter may be gone.
+// A thread that leaves cuDNN late does not return: the interpreter may be gone.
 void a_late_thread_does_not_return() {
   static std::atomic<bool> is_inside{false}, may_leave{false}, has_returned{false};
   std::thread([] {
@@ -104,6 +104,6 @@ int main(int count, char** arguments) {
     return 3;
   }
   a_forked_child_is_refused();
-  the_end_waits_for_those_inside();
+  the_end_waits_for_threads_inside();
   std::puts("ok");
 }

@@ -1,5 +1,5 @@
-// Tests of OnceCache, of load_or_rebuild and of reading cuDNN's messages. Prints "ok", or the first
-// condition that does not hold.
+// Tests of OnceCache, of load_or_rebuild and of cudnn_failure, which classifies cuDNN's messages.
+// Prints "ok", or the first condition that does not hold.
 #include "once_cache.h"
 
 #include <atomic>
@@ -23,7 +23,7 @@ using Cache = OnceCache<int>;
 
 constexpr int kThreads = 8;
 
-// A device that is out of memory for the first `failures` loads.
+// A device whose first `failures` loads run out of memory.
 struct Device {
   int failures;
   int loads = 0;
@@ -70,7 +70,7 @@ void a_load_is_tried_again_after_out_of_memory() {
   CHECK(load().ok() && load().value == 3 && device.loads == 3);
 }
 
-// All threads that wait get the failure; one that asks later builds the value anew.
+// All threads that wait get the failure; a thread that calls `get` later builds the value anew.
 void threads_that_wait_get_the_failure() {
   Cache cache(4);
   std::atomic<int> builds{0}, failed{0};
@@ -111,12 +111,12 @@ void each_value_is_built_once() {
   CHECK(builds == 64 && cache.stats().hits == 64 * (kThreads - 1));
 }
 
-// A failing build whose entry was evicted leaves the later entry of the same key alone.
-void a_failing_build_forgets_only_its_entry() {
+// A failing build whose entry was evicted does not remove a later entry of the same key.
+void a_failing_build_removes_only_its_entry() {
   Cache cache(1);
-  const auto one = [] { return Cache::Value(1); };
+  const auto build = [] { return Cache::Value(1); };
   auto value = cache.get("key", [&]() -> Cache::Value {
-    CHECK(cache.get("another", one).ok() && cache.get("key", one).ok());
+    CHECK(cache.get("another", build).ok() && cache.get("key", build).ok());
     return Status{Code::kLibrary, "later"};
   });
   CHECK(!value.ok() && cache.stats().size == 1);
@@ -130,7 +130,7 @@ void a_value_is_replaced() {
   CHECK(cache.get("key", [] { return Cache::Value(2); }).value == 2);
   cache.replace("key", 3);
   CHECK(cache.get("key", [] { return Cache::Value(4); }).value == 3 && cache.stats().size == 1);
-  // A value that replaces a build under way stays when that build fails.
+  // A value that was set during a build stays when that build fails.
   auto value = cache.get("another", [&]() -> Cache::Value {
     cache.replace("another", 5);
     return Status{Code::kDevice, "later"};
@@ -143,12 +143,12 @@ struct FakePlan {
   bool is_imported;
 };
 
-// An imported plan that does not load is rebuilt once; a plan of this process is not.
+// An imported plan that does not load is rebuilt once; a plan that this process made is not.
 void imported_plans_that_do_not_load_are_rebuilt_once() {
   using Plan = std::shared_ptr<const FakePlan>;
   struct Outcome {
-    bool is_imported, loads, builds, new_one_loads;
-    int loaded, built;  // the number of the loaded plan, or -1; how many plans were built
+    bool is_imported, loads, builds, rebuilt_plan_loads;
+    int loaded, built;  // the number of the loaded plan, or -1; the number of builds
   };
   for (const Outcome& o : {Outcome{true, true, true, true, 1, 0},
                            {true, false, true, true, 2, 1},
@@ -158,7 +158,7 @@ void imported_plans_that_do_not_load_are_rebuilt_once() {
                            {false, true, true, true, 1, 0}}) {
     int built = 0, replaced = 0;
     const auto load = [&](Plan plan) -> Result<int> {
-      if (plan->number == 1 ? o.loads : o.new_one_loads) return plan->number;
+      if (plan->number == 1 ? o.loads : o.rebuilt_plan_loads) return plan->number;
       return Status{Code::kDevice, "does not load"};
     };
     const auto build = [&](const FakePlan& old) -> Result<Plan> {
@@ -187,7 +187,7 @@ void failures_are_distinguished_from_refusals() {
   CHECK(code("e: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED") == Code::kLibrary);
   CHECK(cudnn_failure("load", "e: CUDNN_STATUS_INTERNAL_ERROR", Code::kDevice).code ==
         Code::kDevice);
-  // A message of 9.28 about a soft cap on sm80.
+  // cuDNN 9.28 writes this message about a soft cap on sm80.
   CHECK(
       code("Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: (CUDNN_STATUS_NOT_INITIALIZED == status) "
            "|| (CUDNN_STATUS_NOT_SUPPORTED == ((status) / 1000 * 1000))") == Code::kUnsupported);
@@ -208,7 +208,7 @@ int main() {
   a_load_is_tried_again_after_out_of_memory();
   threads_that_wait_get_the_failure();
   each_value_is_built_once();
-  a_failing_build_forgets_only_its_entry();
+  a_failing_build_removes_only_its_entry();
   a_value_is_replaced();
   imported_plans_that_do_not_load_are_rebuilt_once();
   failures_are_distinguished_from_refusals();

@@ -1,4 +1,4 @@
-"""The PTX of clear_rows.cc is what an assembler takes, for every kind of GPU that it knows."""
+"""The PTX of clear_rows.cc assembles for every architecture that the installed ptxas knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kernel() -> str:
     return found[1]
 
 
-def assembled(ptx: str, folder: Path, arch: str) -> subprocess.CompletedProcess[str]:
+def assemble(ptx: str, folder: Path, arch: str) -> subprocess.CompletedProcess[str]:
     ptxas = shutil.which("ptxas")
     if ptxas is None:
         pytest.skip("needs ptxas, of the CUDA toolkit")
@@ -32,25 +32,24 @@ def assembled(ptx: str, folder: Path, arch: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_assembles(tmp_path: Path, arch: str):
-    done = assembled(kernel(), tmp_path, arch)
+def test_the_kernel_assembles(tmp_path: Path, arch: str):
+    done = assemble(kernel(), tmp_path, arch)
     if f"Value '{arch}' is not defined" in done.stderr:
         pytest.skip(f"this ptxas does not know {arch}")
     assert done.returncode == 0, done.stderr
 
 
-def test_mistakes_would_be_noticed(tmp_path: Path):
-    done = assembled(kernel().replace("st.global.v4.u32", "st.global.v5.u32"), tmp_path, "sm_90")
+def test_the_assembler_rejects_a_wrong_instruction(tmp_path: Path):
+    done = assemble(kernel().replace("st.global.v4.u32", "st.global.v5.u32"), tmp_path, "sm_90")
     assert done.returncode != 0
 
 
-def test_names_what_the_library_looks_up():
-    """By its name, with parameters in the order in which clear_rows passes them."""
+def test_the_kernels_name_and_parameters_match_its_launch():
+    """clear_rows looks the kernel up by name, and passes its parameters in order."""
     text = SOURCE.read_text()
     (name,) = re.findall(r'find\(&function, module, "(\w+)"\)', text)
-    (passed,) = re.findall(r"arguments\[\] = \{(.*)\}", text)
+    (arguments,) = re.findall(r"arguments\[\] = \{(.*)\}", text)
     parameters = re.search(rf"\.entry {name}\((.*?)\)", kernel(), re.DOTALL)
     assert parameters
-    assert [f"&{x}" for x in re.findall(r"\.param \.u64 (\w+)", parameters[1])] == passed.split(
-        ", "
-    )
+    names = re.findall(r"\.param \.u64 (\w+)", parameters[1])
+    assert [f"&{x}" for x in names] == arguments.split(", ")

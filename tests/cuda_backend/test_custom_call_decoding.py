@@ -1,7 +1,7 @@
-"""Attributes of a custom call that do not fit: refused by name while XLA compiles it.
+"""XLA refuses to compile a custom call with wrong attributes, and the message names them.
 
-The handlers are registered for the CPU here, where they come as far as asking cuDNN for the device:
-a call whose attributes are right is known by being refused for that.
+The handlers are registered for the CPU here, where a call whose attributes are right is refused
+too, but later: because cuDNN is not loaded, or has no properties of a device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attn_dispatch.devices import target
 from tests.support.backend import needs_cudnn, needs_no_driver
 from tests.support.repository import ROOT
 
-# With a driver tests/gpu does this on the device.
+# Where there is a driver, tests/gpu tests this on the device.
 pytestmark = [needs_cudnn, needs_no_driver]
 
 CODE = """
@@ -54,8 +54,8 @@ def compiled(drop=(), **changes):
 """
 
 
-def said(calls: str, *arguments: str) -> list[str]:
-    """What each call to `compiled` is refused with, in a process of its own."""
+def messages_of(calls: str, *arguments: str) -> list[str]:
+    """The error message of each call to `compiled`; one new process runs them all."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n" + CODE + textwrap.dedent(calls)
     done = subprocess.run(
         [sys.executable, "-c", code, ROOT, *arguments],
@@ -65,8 +65,8 @@ def said(calls: str, *arguments: str) -> list[str]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_what_does_not_fit_is_named():
-    right, *wrong = said(
+def test_wrong_attributes_are_named():
+    right, *wrong = messages_of(
         """
         compiled()
         compiled(drop=["scale"])
@@ -86,8 +86,8 @@ def test_what_does_not_fit_is_named():
     assert kinds.startswith("dtype: ") and "; deterministic: " in kinds
 
 
-def test_whether_results_hold_nan_first_is_0_or_1():
-    unset, empty, zero, one, wrong = said(
+def test_the_poison_switch_is_empty_or_0_or_1():
+    unset, empty, zero, one, wrong = messages_of(
         """
         import os
         compiled()
@@ -100,9 +100,9 @@ def test_whether_results_hold_nan_first_is_0_or_1():
     assert wrong.endswith("(wrong call): ATTN_DISPATCH_POISON: expected 0 or 1, got 'yes'")
 
 
-def test_a_call_is_planned_for_the_first_device_that_jax_uses():
-    """The stand-in has no device: which one was asked for is in the refusal."""
-    told, untold = said(
+def test_a_call_is_planned_for_the_first_local_device():
+    """The stand-in has no device, and the refusal names the device that was asked for."""
+    third, default = messages_of(
         """
         native.load_cudnn(sys.argv[2], allow_stand_ins=True)
         native.set_local_devices([3, 5])
@@ -112,12 +112,14 @@ def test_a_call_is_planned_for_the_first_device_that_jax_uses():
         """,
         cudnn_library.find().path,
     )
-    assert "no properties of device 3: " in told and "no properties of device 0: " in untold
+    assert "no properties of device 3: " in third and "no properties of device 0: " in default
 
 
-def test_registering_tells_which_devices_jax_uses(monkeypatch: pytest.MonkeyPatch):
-    told = []
-    backend = SimpleNamespace(ffi_handlers=dict, ffi_state_type=dict, set_local_devices=told.append)
+def test_registering_passes_on_the_devices_that_jax_uses(monkeypatch: pytest.MonkeyPatch):
+    ordinals = []
+    backend = SimpleNamespace(
+        ffi_handlers=dict, ffi_state_type=dict, set_local_devices=ordinals.append
+    )
     devices = [SimpleNamespace(local_hardware_id=i) for i in (3, 5)]
     monkeypatch.setattr(cudnn, "_backend", lambda: backend)
     monkeypatch.setattr(jax.ffi, "register_ffi_type", lambda *_, **__: None)
@@ -126,4 +128,4 @@ def test_registering_tells_which_devices_jax_uses(monkeypatch: pytest.MonkeyPatc
     register = cudnn.register.__wrapped__
     register()
     monkeypatch.undo()
-    assert told == [[3, 5]] and target.local_nvidia_ordinals() == []
+    assert ordinals == [[3, 5]] and target.local_nvidia_ordinals() == []

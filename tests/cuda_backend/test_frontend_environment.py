@@ -1,4 +1,7 @@
-"""cudnn-frontend's switch for deterministic gradients: thrown for it alone, in no environment."""
+"""cudnn-frontend's switch for deterministic gradients is set for cudnn-frontend alone.
+
+The process's environment does not change.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from tests.support.repository import ROOT
 
 pytestmark = [
     needs_cudnn,
-    pytest.mark.skipif(cudnn_library.find().version < 92500, reason="the switch is of cuDNN 9.25"),
+    pytest.mark.skipif(cudnn_library.find().version < 92500, reason="needs cuDNN 9.25 or later"),
 ]
 
 SWITCH = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT"
 
-# In one process with cuDNN, as where there is a driver.
+# cuDNN is loaded in this process, as it is where there is a driver.
 CODE = """
 import ctypes, os
 import attn_dispatch._cuda as native
@@ -42,7 +45,7 @@ assert environment() == before, set(environment()[0]) ^ set(before[0])
 """
 
 QUADRATIC = 2 * 8 * 8192 * 8192 * 2
-"""Bytes of all scores of the call, which cuDNN keeps unless it is told not to."""
+"""The bytes of all scores of the call, which cuDNN stores unless the switch limits them."""
 
 
 def workspace_bytes(**environment: str) -> int:
@@ -56,9 +59,9 @@ def workspace_bytes(**environment: str) -> int:
     return int(done.stdout)
 
 
-def test_long_deterministic_calls_plan_and_the_environment_is_as_before():
+def test_long_deterministic_calls_use_the_switch_and_restore_the_environment():
     assert workspace_bytes() < QUADRATIC / 8
 
 
-def test_the_users_own_setting_counts():
+def test_the_users_setting_takes_precedence():
     assert workspace_bytes(**{SWITCH: "-1"}) >= QUADRATIC

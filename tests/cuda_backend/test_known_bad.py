@@ -1,4 +1,4 @@
-"""The table of cuDNN's known bugs: every row has a source, and refuses what meets it."""
+"""The table of cuDNN's known bugs: every row has a source, and refuses the calls that it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROW = re.compile(
 
 
 def rows() -> list[tuple[int, int, str, str]]:
-    """(first version, last version, sentence, source) of each row."""
+    """The rows, each as (first version, last version, sentence, source)."""
 
     def text(literals: str) -> str:
         return "".join(re.findall(r'"([^"]*)"', literals))
@@ -228,7 +228,7 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [FORWARD],
     ),
 }
-"""Part of a row's sentence -> a device, calls that the row refuses, calls that it lets through."""
+"""Part of a row's sentence -> a target, calls that the row refuses, calls that it does not."""
 
 
 def test_every_row_has_a_sentence_and_a_source():
@@ -240,7 +240,7 @@ def test_every_row_has_a_sentence_and_a_source():
         assert re.search(rf"{link}|^measured on an? \w+ with 9\.\d+$", source), source
 
 
-def test_every_row_is_tried_here():
+def test_every_row_has_calls_in_this_file():
     sentences = [sentence for _, _, sentence, _ in rows()]
     for sentence in sentences:
         assert sum(part in sentence for part in TRIGGERS) == 1, sentence
@@ -249,11 +249,11 @@ def test_every_row_is_tried_here():
 
 @needs_cudnn
 @pytest.mark.parametrize("part", TRIGGERS)
-def test_row(part: str):
-    """Within its versions a row refuses with its source; beyond them it lets calls through."""
+def test_a_row_refuses_its_calls_alone(part: str):
+    """A row refuses its calls, with its source, for the versions of cuDNN that it names alone."""
     backend = cudnn_library.find().backend
     assert backend is not None
-    arch, refused, let_through = TRIGGERS[part]
+    arch, refused, accepted = TRIGGERS[part]
     first, last, sentence, source = next(row for row in rows() if part in row[2])
     properties = parse(arch).properties
     in_versions = first <= backend.cudnn_version() <= last
@@ -267,12 +267,12 @@ def test_row(part: str):
 
     for attributes in refused:
         assert (f"{sentence} ({source})" in refusal(attributes)) == in_versions, attributes
-    for attributes in let_through:
+    for attributes in accepted:
         assert sentence not in refusal(attributes), attributes
 
 
 @needs_cudnn
-def test_all_bugs_that_a_call_meets_are_told():
+def test_the_refusal_names_every_bug_that_a_call_meets():
     backend = cudnn_library.find().backend
     assert backend is not None
     with pytest.raises(backend.CudnnError) as error:

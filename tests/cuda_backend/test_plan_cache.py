@@ -1,4 +1,4 @@
-"""The library that speaks to cuDNN: its plan cache, and what it says when something is wrong."""
+"""The CUDA library: its cache of plans, and its messages for wrong input or a wrong cuDNN."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def builds_and_hits(backend: Any) -> tuple[int, int]:
     return stats["builds"], stats["hits"]
 
 
-def test_one_build_for_threads_that_ask_at_once(backend):
+def test_threads_that_plan_at_once_share_one_build(backend):
     attributes = ATTRIBUTES | {"seq_len_q": 136}
     builds, hits = builds_and_hits(backend)
     start = threading.Barrier(8)
@@ -53,7 +53,7 @@ def test_one_build_for_threads_that_ask_at_once(backend):
     assert builds_and_hits(backend) == (builds + 1, hits + 7)
 
 
-def test_a_plan_is_kept_by_everything_it_depends_on(backend):
+def test_the_key_of_a_plan_has_everything_it_depends_on(backend):
     builds, _ = builds_and_hits(backend)
     attributes = ATTRIBUTES | {"seq_len_q": 152}
     backend.plan(attributes, SM90)
@@ -61,31 +61,31 @@ def test_a_plan_is_kept_by_everything_it_depends_on(backend):
     backend.plan(attributes, parse("sm80").properties)
     backend.plan(attributes, parse("sm120").properties)
     assert builds_and_hits(backend)[0] == builds + 4
-    # The same kind of device in another slot, its JSON written otherwise.
+    # The same kind of device in another slot, with its JSON's keys in another order.
     other = json.dumps(json.loads(SM90) | {"pciDeviceId": 99, "cudaDeviceId": 3}, sort_keys=True)
     backend.plan(attributes, other)
     assert builds_and_hits(backend)[0] == builds + 4
 
 
-def test_refusals_are_kept(backend):
+def test_refusals_are_cached(backend):
     attributes = ATTRIBUTES | {"backward": True, "head_dim": 256, "head_dim_v": 256, "batch": 3}
-    said = []
+    refusals = []
     builds, hits = builds_and_hits(backend)
     for _ in range(3):
         with pytest.raises(backend.CudnnError, match="hidden_dim") as refusal:
             backend.plan(attributes, parse("sm80").properties)
-        said.append((refusal.value.code, str(refusal.value)))
-    assert said[0][0] == "unsupported" and len(set(said)) == 1
+        refusals.append((refusal.value.code, str(refusal.value)))
+    assert refusals[0][0] == "unsupported" and len(set(refusals)) == 1
     assert builds_and_hits(backend) == (builds + 1, hits + 2)
 
 
 def test_cache_is_bounded(backend):
-    """Over its capacity of refusals, which cost nothing to make; the oldest is forgotten."""
+    """The cache drops its oldest entry when it is full (here of refusals, which are fast)."""
     capacity = backend.plan_cache_stats()["capacity"]
     assert 16 <= capacity <= 4096
 
     def refuse(batch: int) -> None:
-        # A launch grid too large is refused before cuDNN is asked.
+        # A launch grid that is too large is refused before cuDNN plans.
         with pytest.raises(backend.CudnnError, match="65535"):
             backend.plan(ATTRIBUTES | {"batch": batch}, SM90)
 
@@ -108,13 +108,13 @@ def test_cache_is_bounded(backend):
     ],
     ids=str,
 )
-def test_wrong_attributes(backend, change, message):
+def test_wrong_attributes_are_refused(backend, change, message):
     with pytest.raises(backend.CudnnError, match=message) as error:
         backend.plan(ATTRIBUTES | change, SM90)
     assert error.value.code == "wrong call"
 
 
-def test_attributes_are_taken_strictly(backend):
+def test_missing_unknown_and_mistyped_attributes_are_named(backend):
     incomplete = {name: x for name, x in ATTRIBUTES.items() if name != "scale"}
     for attributes, message in (
         (incomplete | {"window": 3}, "missing scale; unknown 'window'"),
@@ -132,7 +132,7 @@ LONG = '{"deviceVer": 900, "x": "' + 2**20 * "x" + '"}'
 @pytest.mark.parametrize(
     "properties", ["", "{", "[]", "{}", "3", '{"deviceName": "H200"}', DEEP, LONG], ids=range(8)
 )
-def test_wrong_device_properties(backend, properties):
+def test_wrong_device_properties_are_refused(backend, properties):
     with pytest.raises(backend.CudnnError, match="JSON object with deviceVer") as error:
         backend.plan(ATTRIBUTES, properties)
     assert error.value.code == "wrong call"
@@ -147,14 +147,14 @@ def test_wrong_device_properties(backend, properties):
         ({"deviceVer": 900, "multiProcessorCount": -1}, "multiProcessorCount"),
     ],
 )
-def test_incomplete_device_properties_are_an_error(backend, properties, name):
-    for question in (backend.plan, backend.engines):
+def test_incomplete_device_properties_are_refused(backend, properties, name):
+    for function in (backend.plan, backend.engines):
         with pytest.raises(backend.CudnnError, match=f"{name}: expected a positive") as error:
-            question(ATTRIBUTES, json.dumps(properties))
+            function(ATTRIBUTES, json.dumps(properties))
         assert error.value.code == "wrong call"
 
 
-def test_first_library_is_final(backend):
+def test_the_first_library_loaded_is_final(backend):
     assert backend.load_cudnn("/nowhere/libcudnn.so.9") == backend.cudnn_version() > 0
 
 
@@ -169,8 +169,8 @@ print(attn_dispatch.dot_product_attention(x, x, x).shape)
 
 
 @pytest.mark.parametrize("kind", ["missing", "no library", "not cuDNN"])
-def test_wrong_library_is_a_reason_and_no_crash(tmp_path, kind):
-    """In a process of its own, since the first cuDNN that loads is final."""
+def test_a_wrong_library_is_a_reason_and_no_crash(tmp_path, kind):
+    """A new process tries each, since the first cuDNN that loads is final."""
     path, reason = tmp_path / "libcudnn.so.9", "cuDNN could not be loaded"
     if kind == "no library":
         path.write_text("text")
@@ -182,6 +182,6 @@ def test_wrong_library_is_a_reason_and_no_crash(tmp_path, kind):
         env=os.environ | {"ATTN_DISPATCH_CUDNN": str(path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said, result = done.stdout.splitlines()
-    assert reason in said and str(path) in said and said.endswith("xla")
+    explanation, result = done.stdout.splitlines()
+    assert reason in explanation and str(path) in explanation and explanation.endswith("xla")
     assert result == "(1, 4, 1, 8)"

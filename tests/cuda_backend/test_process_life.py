@@ -1,7 +1,7 @@
 """The CUDA library in a process that ends, is forked, or finds only part of cuDNN.
 
-Each in a process of its own, with a limit on its time. cuDNN is loaded in that process itself, as
-with a driver; without one the stand-ins take the driver's place.
+Each test starts a process, with a limit on its time. cuDNN is loaded in that process itself, as it
+is where there is a driver; where there is none, the stand-ins take the driver's place.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def plan(length):
     except native.CudnnError as error:
         return f"{error.code}: {error}"
 
-def plan_for_ever(first):
+def plan_forever(first):
     length = first
     while True:
         length += 64
@@ -55,7 +55,7 @@ def load():
 
 def start_planning():
     for first in range(128, 160, 8):
-        threading.Thread(target=plan_for_ever, args=(first,), daemon=True).start()
+        threading.Thread(target=plan_forever, args=(first,), daemon=True).start()
     while native.plan_cache_stats()["builds"] < 4:
         time.sleep(0.01)
 
@@ -70,10 +70,10 @@ def forked(function):
 
 
 def run(code: str, cudnn: str | Path = CUDNN) -> subprocess.CompletedProcess[str]:
-    # Without JAX, which takes longer to import than all that follows.
+    # The process does without JAX, which takes longer to import than the rest takes to run.
     library = str(importlib.import_module("attn_dispatch._cuda").__file__)
     call = json.dumps([cudnn_attributes(**SMALL), parse("sm90").properties])
-    # Python 3.12 warns of a fork beside threads, which is what some of these tests are about.
+    # Python 3.12 warns of a fork while threads run, which some of these tests do on purpose.
     warnings = ("-W", "ignore:This process:DeprecationWarning")
     command = [sys.executable, *warnings, "-c", BEGIN + textwrap.dedent(code)]
     command += [str(PLANNER.parent), library, call]
@@ -83,20 +83,20 @@ def run(code: str, cudnn: str | Path = CUDNN) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     "end", ["sys.exit(3)", "raise SystemExit(3)", "native.before_exit(60_000)"]
 )
-def test_exit_while_threads_plan(end: str):
-    """The exit waits for the plans that are begun, and lets nobody begin another."""
+def test_exit_waits_for_threads_that_plan(end: str):
+    """The exit waits for the plans under way, and no thread can begin another."""
     done = run(f"load()\nstart_planning()\n{end}\nsys.exit(3)")
     assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_exit_with_a_thread_that_does_not_come_back():
-    """After a limit the process ends without it, and without the destructors of cuDNN."""
+def test_exit_does_not_wait_longer_than_its_limit():
+    """The process then ends without the thread, and without running cuDNN's destructors."""
     done = run("load()\nstart_planning()\nnative.before_exit(1)\nprint('end')\nsys.exit(3)")
     assert (done.returncode, done.stdout, done.stderr) == (3, "end\n", "")
 
 
-def test_a_thread_that_does_not_come_back_loads_a_library_with_destructors():
-    """Its destructors are registered after the end has begun, and do not run either."""
+def test_destructors_registered_after_the_limit_do_not_run():
+    """A thread that is still inside can load a library and so register destructors."""
     done = run("""
         import ctypes
         libc = ctypes.CDLL(None)
@@ -109,9 +109,11 @@ def test_a_thread_that_does_not_come_back_loads_a_library_with_destructors():
     assert (done.returncode, done.stderr) == (3, "")
 
 
-def test_exit_while_threads_are_refused():
-    """One that asks again and again is not taken for one that is inside, and waited for. Of a
-    hundred exits one to ten came at the wrong moment."""
+def test_exit_does_not_wait_for_threads_that_are_refused():
+    """A thread that tries again and again to enter is not counted as inside.
+
+    The test exits a hundred times, since the exit rarely comes just when a thread tries to enter.
+    """
     done = run("""
         def ask():
             while True:
@@ -130,7 +132,7 @@ def test_exit_while_threads_are_refused():
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
-def test_the_thread_that_ends_the_process_may_still_plan():
+def test_the_thread_that_ends_the_process_can_still_plan():
     done = run("""
         import atexit
         load()
@@ -144,8 +146,8 @@ def test_the_thread_that_ends_the_process_may_still_plan():
     assert bytes_.isdigit() and other == "library: the process is ending"
 
 
-def test_fork_while_threads_plan():
-    """The child is refused with a sentence, what its parent has planned too, and ends by itself."""
+def test_a_child_forked_while_threads_plan_is_refused():
+    """The refusal is a sentence, for cached plans too, and the child ends without help."""
     done = run("""
         load()
         start_planning()
@@ -163,8 +165,7 @@ def test_fork_while_threads_plan():
     assert children == 2 * child and parent.isdigit()
 
 
-def test_fork_before_anything_was_planned():
-    """Nothing is in the child's way."""
+def test_a_child_forked_before_any_plan_can_plan():
     done = run("""
         forked(lambda: load() or plan(64))
         load()
@@ -179,7 +180,7 @@ PARTS = ("graph", "engines_runtime_compiled", "engines_precompiled", "heuristic"
 
 
 def part_of_cudnn(folder: Path, real: str, missing: tuple[str, ...]) -> Path:
-    """A folder of links to all libraries of a cuDNN but the missing ones."""
+    """Link all libraries of a cuDNN but the missing ones in `folder`; the path of its main one."""
     folder.mkdir()
     for file in Path(real).parent.glob("libcudnn*.so.9"):
         if not any(file.name == f"libcudnn_{x}.so.9" for x in missing):
@@ -189,8 +190,10 @@ def part_of_cudnn(folder: Path, real: str, missing: tuple[str, ...]) -> Path:
 
 @pytest.mark.parametrize("real", [CUDNN, os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "")])
 @pytest.mark.parametrize("missing", [*((x,) for x in PARTS), PARTS], ids=lambda x: x[-1])
-def test_a_cudnn_without_some_of_its_libraries(tmp_path: Path, real: str, missing: tuple[str, ...]):
-    """It plans without them, or says what is missing; it does not end the process."""
+def test_a_cudnn_without_some_of_its_libraries_plans_or_is_refused(
+    tmp_path: Path, real: str, missing: tuple[str, ...]
+):
+    """The refusal names the missing library; in neither case does the process crash."""
     if not real:
         pytest.skip("ATTN_DISPATCH_TEST_CUDNN names no other cuDNN")
     cudnn = part_of_cudnn(tmp_path / "cudnn", real, missing)
@@ -203,21 +206,22 @@ def test_a_cudnn_without_some_of_its_libraries(tmp_path: Path, real: str, missin
             print(plan(128))
         """, cudnn)  # fmt: skip
     assert done.returncode == 0, (done.returncode, done.stderr)
-    said = done.stdout.splitlines()[-1]
+    message = done.stdout.splitlines()[-1]
     if "graph" in missing:
         folder = cudnn.parent
-        assert said.startswith(
+        assert message.startswith(
             f"library: cuDNN at {cudnn} is incomplete: {folder}/libcudnn_graph.so.9: cannot open"
         )
     else:
-        is_planned = said.isdigit() or said.startswith("unsupported: ")
-        assert is_planned or (said.startswith("library: ") and "SUBLIBRARY" in said), said
+        is_planned = message.isdigit() or message.startswith("unsupported: ")
+        is_library_failure = message.startswith("library: ") and "SUBLIBRARY" in message
+        assert is_planned or is_library_failure, message
 
 
 @pytest.mark.parametrize("part", ["", "_graph", "_engines_runtime_compiled", "_ops"])
-def test_a_cudnn_of_which_a_library_is_cut_off(tmp_path: Path, part: str):
-    """To touch what is missing of it would end the process by SIGBUS."""
-    # Letters that mean something in a pattern of names.
+def test_a_cudnn_with_a_truncated_library_is_refused(tmp_path: Path, part: str):
+    """Reading past the end of the file would end the process with SIGBUS."""
+    # The folder's name has characters that a glob pattern would interpret.
     cudnn = part_of_cudnn(tmp_path / "[cudnn]*", CUDNN, ())
     cut = cudnn.parent / f"libcudnn{part}.so.9"
     bytes_kept = cut.stat().st_size // 2
@@ -230,8 +234,8 @@ def test_a_cudnn_of_which_a_library_is_cut_off(tmp_path: Path, part: str):
 
 
 @pytest.mark.parametrize("part", ["", "_ops"])
-def test_a_pipe_is_no_cudnn(tmp_path: Path, part: str):
-    """The loader would wait until somebody writes to it."""
+def test_a_pipe_in_place_of_a_library_is_refused(tmp_path: Path, part: str):
+    """The loader would wait forever for a process to write to the pipe."""
     cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
     pipe = cudnn.parent / f"libcudnn{part}.so.9"
     pipe.unlink()
@@ -240,8 +244,8 @@ def test_a_pipe_is_no_cudnn(tmp_path: Path, part: str):
     assert f"CudnnError: cuDNN could not be loaded: {pipe} is not a file" in done.stderr
 
 
-def test_a_broken_download_beside_cudnn(tmp_path: Path):
-    """Nobody loads it: its name is not that of a library."""
+def test_a_partial_download_beside_cudnn_is_ignored(tmp_path: Path):
+    """cuDNN never loads the file, since its name is not that of a library."""
     cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
     with Path(CUDNN).open("rb") as whole:
         (cudnn.parent / "libcudnn_ops.so.9.part").write_bytes(whole.read(4096))

@@ -1,7 +1,7 @@
 // Eight threads load cuDNN, plan, export and import at the same time, and plan while the process
-// ends. tests/scripts/sanitize.py builds this with ThreadSanitizer. Prints "ok", or the first
-// condition that does not hold. usage: threads CUDNN DEVICE_PROPERTIES, with the stand-ins beside
-// the program
+// ends. tests/scripts/sanitize.py builds this program with ThreadSanitizer. Prints "ok", or the
+// first condition that does not hold. usage: threads CUDNN DEVICE_PROPERTIES, with the stand-ins
+// beside the program
 #include <atomic>
 #include <chrono>
 #include <cstdio>

@@ -30,7 +30,7 @@ MASK = (_rng.random((B, 1, T, T)) < 0.5) | np.eye(T, dtype=bool)
 CAUSAL = np.tril(np.ones((T, T), bool))[None, None]
 WEIGHTS = _rng.standard_normal(X.shape).astype(np.float32)
 
-Arrays = list[np.ndarray]
+ArrayList = list[np.ndarray]
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +69,12 @@ def step(run: Callable[..., jax.Array], params: Any, x: jax.Array, **arguments: 
     return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True)).lower(params, x).compile()
 
 
-def results(compiled: Any, params: Any, x: jax.Array) -> Arrays:
+def results(compiled: Any, params: Any, x: jax.Array) -> ArrayList:
     gradients, out = compiled(params, x)
     return [np.asarray(x, np.float32) for x in (out, *jax.tree.leaves(gradients)) if x.ndim]
 
 
-def errors(got: Arrays, expected: Arrays) -> np.ndarray:
+def errors(got: ArrayList, expected: ArrayList) -> np.ndarray:
     """The error of each array as a share of its largest number.
 
     The gradient of a bias of the keys is 0 up to rounding: its error is a share of a hundredth of

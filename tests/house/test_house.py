@@ -14,14 +14,14 @@ import attn_dispatch
 import attn_dispatch_tools
 from tests.support.repository import ROOT, TESTS
 
-ENGINE = Path(attn_dispatch.__file__).parent
+LIBRARY = Path(attn_dispatch.__file__).parent
 TOOLS = Path(attn_dispatch_tools.__file__).parent
-HOUSE = ENGINE.parent
+HOUSE = LIBRARY.parent
 
 # The floors of each package from top to bottom, each with its rooms: folders, and files directly in
 # the package.
 FLOORS = {
-    ENGINE: (
+    LIBRARY: (
         (
             "__init__",
             "__main__",
@@ -58,18 +58,18 @@ FLOOR_OF = {
 }
 
 # Rooms of one floor that may import each other.
-NEIGHBOURS = {(x, y) for x in FLOORS[ENGINE][0] for y in FLOORS[ENGINE][0]} | {
+NEIGHBOURS = {(x, y) for x in FLOORS[LIBRARY][0] for y in FLOORS[LIBRARY][0]} | {
     ("__main__", "cli"),
     ("fa4", "flash"),
 }
 
 
 def room_of(path: Path) -> str:
-    package = ENGINE if path.is_relative_to(ENGINE) else TOOLS
+    package = LIBRARY if path.is_relative_to(LIBRARY) else TOOLS
     return path.relative_to(package).with_suffix("").parts[0]
 
 
-def imported(tree: ast.AST, package: Path = ENGINE) -> Iterator[tuple[str, str]]:
+def imported(tree: ast.AST, package: Path = LIBRARY) -> Iterator[tuple[str, str]]:
     """The (room, dotted name) of every import of a package in a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -101,24 +101,24 @@ def test_imports_go_down_only(package: Path):
     assert found == []
 
 
-def test_the_engine_does_not_name_the_tools():
-    """The engine must not import them, nor name them for importlib or `-m`."""
-    named = [x for x in FILES[ENGINE] if TOOLS.name in x.read_text()]
-    assert named == [ENGINE / "__main__.py"]
-    rooms = {room for x in FILES[ENGINE] for room, _ in imported(ast.parse(x.read_text()))}
+def test_the_library_does_not_name_the_tools():
+    """The library must not import them, nor name them for importlib or `-m`."""
+    named = [x for x in FILES[LIBRARY] if TOOLS.name in x.read_text()]
+    assert named == [LIBRARY / "__main__.py"]
+    rooms = {room for x in FILES[LIBRARY] for room, _ in imported(ast.parse(x.read_text()))}
     assert "__main__" not in rooms
 
 
-def test_the_engine_can_be_imported_without_the_tools():
+def test_the_library_can_be_imported_without_the_tools():
     """All modules that need no framework are imported where the tools cannot be imported."""
-    names = (x.relative_to(HOUSE).with_suffix("").parts for x in FILES[ENGINE])
+    names = (x.relative_to(HOUSE).with_suffix("").parts for x in FILES[LIBRARY])
     modules = [".".join(x) for x in names if "integrations" not in x and x[-1] != "__main__"]
     code = f"import sys\nsys.modules[{TOOLS.name!r}] = None\nimport {', '.join(modules)}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_semantics_imports_only_descriptions_of_calls():
-    for path in (ENGINE / "semantics").glob("*.py"):
+    for path in (LIBRARY / "semantics").glob("*.py"):
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
         assert rooms <= {"semantics", "call", "programs", "reason", "typed_jax"}, path.name
 
@@ -137,7 +137,7 @@ _VENDOR_NEUTRAL = (
 
 def test_only_the_choice_imports_the_implementations():
     """The front end is independent of vendors."""
-    for path in FILES[ENGINE]:
+    for path in FILES[LIBRARY]:
         if room_of(path) not in _VENDOR_NEUTRAL:
             continue
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
@@ -146,7 +146,7 @@ def test_only_the_choice_imports_the_implementations():
 
 
 def test_only_one_file_imports_private_names_of_jax():
-    for path in (*FILES[ENGINE], *FILES[TOOLS]):
+    for path in (*FILES[LIBRARY], *FILES[TOOLS]):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.ImportFrom):
@@ -160,7 +160,7 @@ def test_only_one_file_imports_private_names_of_jax():
 
 def test_public_calls_do_not_pass_locals():
     for name in ("api", "paged"):
-        tree = ast.parse((ENGINE / f"{name}.py").read_text())
+        tree = ast.parse((LIBRARY / f"{name}.py").read_text())
         calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
         assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
 
@@ -176,7 +176,7 @@ def test_folders_of_tests_mirror_the_packages():
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
     for folder in folders - {Path(x) for x in _WITHOUT_ROOM}:
         first, *rest = folder.parts or ("",)
-        room = TOOLS.joinpath(*rest) if first == "tools" else ENGINE / folder
+        room = TOOLS.joinpath(*rest) if first == "tools" else LIBRARY / folder
         assert room.is_dir(), f"tests/{folder} has tests, and there is no {room.relative_to(HOUSE)}"
 
 
@@ -208,15 +208,15 @@ _UNKNOWN_NAMES = {
 }
 
 
-def test_no_function_of_the_engine_takes_untyped_keywords():
+def test_no_function_of_the_library_takes_untyped_keywords():
     """Arguments travel in dataclasses; `**kwargs: Any` would lose their names and types."""
     found = set()
-    for path in FILES[ENGINE]:
+    for path in FILES[LIBRARY]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None:
                 annotation = node.args.kwarg.annotation
                 if annotation is None or ast.unparse(annotation) in ("Any", "object"):
-                    found.add(path.relative_to(ENGINE).as_posix())
+                    found.add(path.relative_to(LIBRARY).as_posix())
     assert found == _UNKNOWN_NAMES.keys()
 
 
@@ -234,7 +234,7 @@ _ANY = {
     "integrations/keras.py": "Keras's layers, of which private attributes are read",
     "integrations/patching.py": "a function of another package",
 }
-"""The engine's files that use `Any`, and for what: values for which nobody gives a better type."""
+"""The library's files that use `Any`, and for what: values for which nobody gives a better type."""
 
 
 def test_any_is_used_where_nothing_is_better():
@@ -242,7 +242,7 @@ def test_any_is_used_where_nothing_is_better():
         nodes = ast.walk(ast.parse(path.read_text()))
         return any(isinstance(x, ast.ImportFrom) and _imports_any(x) for x in nodes)
 
-    found = {x.relative_to(ENGINE).as_posix() for x in FILES[ENGINE] if uses_any(x)}
+    found = {x.relative_to(LIBRARY).as_posix() for x in FILES[LIBRARY] if uses_any(x)}
     assert found == _ANY.keys()
 
 
@@ -255,7 +255,7 @@ def test_the_quick_tests_exist_and_cover_every_room():
     listed = (TESTS / "quick.txt").read_text().splitlines()
     assert listed == sorted(set(listed))
     assert [x for x in listed if not (ROOT / x).is_file()] == []
-    rooms = {x.parent.name for x in ENGINE.glob("*/__init__.py")}
+    rooms = {x.parent.name for x in LIBRARY.glob("*/__init__.py")}
     assert rooms - {Path(x).parts[1] for x in listed} <= _NOT_QUICK
 
 

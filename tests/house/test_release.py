@@ -74,14 +74,14 @@ PURE = dict.fromkeys(
 )  # fmt: skip
 def test_a_pure_wheel_with_other_files_is_wrong(tmp_path, files, expected):
     name = f"attn_dispatch-{VERSION}-py3-none-any.whl"
-    assert checks.wrong(wheel(tmp_path, name, files=PURE | files)) == expected
+    assert checks.faults(wheel(tmp_path, name, files=PURE | files)) == expected
 
 
 @pytest.mark.parametrize("file", PURE)
 def test_a_pure_wheel_without_a_file_is_wrong(tmp_path, file):
     name = f"attn_dispatch-{VERSION}-py3-none-any.whl"
     files = {x: y for x, y in PURE.items() if x != file}
-    assert checks.wrong(wheel(tmp_path, name, files=files)) == [f"{file} is missing"]
+    assert checks.faults(wheel(tmp_path, name, files=files)) == [f"{file} is missing"]
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda x: x.suffix)
@@ -90,14 +90,14 @@ def test_a_wheel_of_a_library_needs_its_requirement_and_files(tmp_path, plugin):
     library = f"{plugin.package}/{plugin.library}.cpython-312-x86_64-linux-gnu.so"
     right = {f"{plugin.package}/__init__.py": "", library: ""}
     ours = f"Requires-Dist: attn-dispatch=={VERSION}"
-    assert checks.wrong(wheel(tmp_path, name, files=right, requires=ours)) == []
-    (unpinned,) = checks.wrong(wheel(tmp_path, name, files=right))
+    assert checks.faults(wheel(tmp_path, name, files=right, requires=ours)) == []
+    (unpinned,) = checks.faults(wheel(tmp_path, name, files=right))
     assert unpinned == f"it does not require attn-dispatch=={VERSION}"
     other = {x.replace("312", "311"): y for x, y in right.items()}
-    (wrong,) = checks.wrong(wheel(tmp_path, name, files=other, requires=ours))
+    (wrong,) = checks.faults(wheel(tmp_path, name, files=other, requires=ours))
     assert wrong.startswith(f"expected the library {library}, got ")
     extra = right | {"attn_dispatch/__init__.py": ""}
-    (wrong,) = checks.wrong(wheel(tmp_path, name, files=extra, requires=ours))
+    (wrong,) = checks.faults(wheel(tmp_path, name, files=extra, requires=ours))
     assert wrong == "unexpected file attn_dispatch/__init__.py"
 
 
@@ -106,7 +106,7 @@ def test_a_source_distribution_with_missing_or_stray_files_is_wrong(tmp_path):
     with tarfile.open(path, "w:gz") as archive:
         for name in ("pyproject.toml", "dispatch/attn_dispatch/_cuda.so", "tests/test_x.py"):
             archive.addfile(tarfile.TarInfo(f"attn_dispatch-{VERSION}/{name}"), io.BytesIO())
-    wrong = checks.wrong(path)
+    wrong = checks.faults(path)
     assert "LICENSE is missing" in wrong and "pyproject.toml is missing" not in wrong
     assert "stray file tests/test_x.py" in wrong
     assert "stray file dispatch/attn_dispatch/_cuda.so" in wrong

@@ -189,12 +189,12 @@ def test_training_agrees_with_the_framework(name: str, record_property: Record):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
         moved = max(moved, float(abs(np.asarray(x) - np.asarray(start)).max()))
     assert moved > 0.01
-    cell = "the same, without dropout; has none" if not LAYERS[name].has_dropout else ""
+    cell = "the same without dropout; has none" if not LAYERS[name].has_dropout else ""
     if LAYERS[name].has_dropout:
         params, _, ours = layer(name, RATE)
         losses = trained(ours, params, jax.random.key(5))[1]
         assert np.mean(losses[-3:]) < losses[0]
-        cell = "the same at rate 0; loss falls under ours"
+        cell = "the same at rate 0; loss falls with ours"
     record_property("cell", (name, "dropout training step", cell))
 
 

@@ -28,17 +28,17 @@ from attn_dispatch import dot_product_attention
 from tests.support.mesh_programs import make_mesh
 
 T, N, H = 16, 8, 8
-Arrays = dict[str, Any]
+NamedArrays = dict[str, Any]
 
 
-def drawn(leading: tuple[int, ...], kv_heads: int = 4) -> Arrays:
+def drawn(leading: tuple[int, ...], kv_heads: int = 4) -> NamedArrays:
     """query, key, value, and the table [N, batch rows, T] and lengths that the mods read."""
     rng = np.random.default_rng(0)
     shapes = {
         "query": (*leading, T, N, H), "key": (*leading, T, kv_heads, H),
         "value": (*leading, T, kv_heads, H), "table": (N, int(np.prod(leading)), T),
     }  # fmt: skip
-    found: Arrays = {x: rng.standard_normal(y).astype(np.float32) for x, y in shapes.items()}
+    found: NamedArrays = {x: rng.standard_normal(y).astype(np.float32) for x, y in shapes.items()}
     found["lengths"] = rng.integers(1, T, int(np.prod(leading))).astype(np.int32)
     return found
 
@@ -52,14 +52,14 @@ def prefix(b, n, t, s, lengths):
     return (s <= t) | (s < lengths[b] + n)
 
 
-def given(x: Arrays) -> jax.Array:
+def given(x: NamedArrays) -> jax.Array:
     return dot_product_attention(
         x["query"], x["key"], x["value"], score_mod=shifted, score_mod_args=(x["table"],),
         mask_mod=prefix, mask_mod_args=(x["lengths"],),
     )  # fmt: skip
 
 
-def captured(x: Arrays) -> jax.Array:
+def captured(x: NamedArrays) -> jax.Array:
     return dot_product_attention(
         x["query"], x["key"], x["value"],
         score_mod=lambda *score: shifted(*score, x["table"]),
@@ -67,14 +67,14 @@ def captured(x: Arrays) -> jax.Array:
     )  # fmt: skip
 
 
-def both(call: Callable[[Arrays], jax.Array], x: Arrays) -> Any:
+def both(call: Callable[[NamedArrays], jax.Array], x: NamedArrays) -> Any:
     """The result, and the gradients of all floating arrays."""
     floats = {k: v for k, v in x.items() if jnp.issubdtype(v.dtype, jnp.floating)}
     out, pull = jax.vjp(lambda y: call(x | y), floats)
     return out, pull(jnp.sin(out))[0]
 
 
-def placed(x: Arrays, mesh: jax.sharding.Mesh, specs: dict[str, P]) -> Arrays:
+def placed(x: NamedArrays, mesh: jax.sharding.Mesh, specs: dict[str, P]) -> NamedArrays:
     return {k: jax.device_put(v, NamedSharding(mesh, specs.get(k, P()))) for k, v in x.items()}
 
 
@@ -141,7 +141,9 @@ def captured_and_sharded() -> dict[str, Any]:
     def rule(score, b, n, t, s, table):
         return jax.nn.softplus(score * table[n, b, t])
 
-    def error_or_message(call: Callable[[Arrays], Any], expected: Callable[[Arrays], Any]) -> Any:
+    def error_or_message(
+        call: Callable[[NamedArrays], Any], expected: Callable[[NamedArrays], Any]
+    ) -> Any:
         try:
             with jax.set_mesh(mesh):
                 got = jax.jit(partial(both, call))(placed(x, mesh, specs))
@@ -160,7 +162,7 @@ def captured_and_sharded() -> dict[str, Any]:
     return found
 
 
-def _with_table(mod: Callable[..., Any], is_captured: bool, x: Arrays) -> jax.Array:
+def _with_table(mod: Callable[..., Any], is_captured: bool, x: NamedArrays) -> jax.Array:
     read = () if is_captured else (x["table"],)
     return dot_product_attention(
         x["query"], x["key"], x["value"], score_mod_args=read,
@@ -186,11 +188,11 @@ def under_shard_map() -> dict[str, float]:
     return found
 
 
-def by_parts(spec: P, mesh: jax.sharding.Mesh, x: Arrays) -> jax.Array:
+def by_parts(spec: P, mesh: jax.sharding.Mesh, x: NamedArrays) -> jax.Array:
     """The devices' calls, one after the other, on one device."""
     axes = [(i, mesh.shape[axis]) for i, axis in enumerate(spec) if axis]
 
-    def parts(x: Arrays, axes: list[tuple[int, int]]) -> jax.Array:
+    def parts(x: NamedArrays, axes: list[tuple[int, int]]) -> jax.Array:
         if not axes:
             return given(x)
         (axis, count), *others = axes

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from attn_dispatch import mods
-from attn_dispatch.programs.key_ranges import Number, key_range
+from attn_dispatch.programs.bounded_numbers import Number
+from attn_dispatch.programs.key_ranges import key_range
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
 

@@ -33,12 +33,13 @@ _INTRO = """\
 # Calls of real models
 
 These are {number} attention calls, with the heads, head dims, lengths and options of public models,
-in bfloat16. For each of them the table shows what runs it on an H100 and on an MI300X, as `explain`
-has it, and by which rewrites ([design.md](design.md#rewrites)): numbers refer to the list below.
-Calls on a cache have no backward pass. Implementations that need another package are left out.
+in bfloat16. For each of them the table shows, according to `explain`, what runs it on an H100 and
+on an MI300X, and with which rewrites ([design.md](design.md#rewrites)); numbers refer to the list
+below. Calls on a cache have no backward pass. Implementations that need another package are left
+out.
 
-`python -m tests.scripts.models_table` writes this page, and `make test` compares it with what is
-chosen.
+`python -m tests.scripts.models_table` writes this page, and `make test` compares it with the actual
+choices.
 """
 
 

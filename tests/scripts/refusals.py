@@ -105,7 +105,8 @@ def variants_of(case: Case) -> list[AttentionSpec]:
 
 def count(cases: list[Case], device: Device) -> Count:
     """Count the calls that the device's implementation refuses."""
-    (implementation,) = (x for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
+    vendors = (x for x in select.IMPLEMENTATIONS if not x.IS_EXTRA)
+    (implementation,) = (x for x in vendors if x.PLATFORM == device.platform)
     result = Count()
     for case in cases:
         checked = [

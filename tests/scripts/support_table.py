@@ -108,7 +108,7 @@ _RULES = {
         "cudnn/sinks_by_row",
         "cudnn/sinks_mask_mod",
     ),
-    _REWRITTEN + "read from what the kernel makes of known values": (
+    _REWRITTEN + "read from the kernel's output for known values": (
         "feature/the dropout mask as a result",
         "cudnn/packed_keep",
     ),

@@ -16,7 +16,7 @@ import numpy as np
 from attn_dispatch.cudnn.call import CudnnCall
 from tests.support.nodes_in_numpy import run as run_nodes
 
-Arrays = dict[str, np.ndarray]
+NamedArrays = dict[str, np.ndarray]
 
 _TILE = 128
 """Keys of pages read at a time: NaN past the end of the table made results NaN (H200, 9.19)."""
@@ -46,7 +46,7 @@ def _node_arrays(call: CudnnCall) -> int:
     return len(call.node_arrays.split(",")) if call.node_arrays else 0
 
 
-def run(call: CudnnCall, operands: list[Any]) -> Arrays:
+def run(call: CudnnCall, operands: list[Any]) -> NamedArrays:
     """The results in float32, by their names in buffers.h."""
     assert call.scale > 0
     given = dict(zip(names_of(call), map(np.asarray, operands), strict=True))
@@ -110,7 +110,7 @@ class _Sequence:
     """Sequence `b` of a call as arrays [N, T, ·] and [N, S, ·], kv heads repeated to N."""
 
     call: CudnnCall
-    given: Arrays
+    given: NamedArrays
     b: int
 
     def __post_init__(self) -> None:

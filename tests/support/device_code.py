@@ -19,7 +19,7 @@ class CodeObject:
     """One ELF file with code for a GPU."""
 
     target: str
-    """Its target in the bundle."""
+    """The file's target in the bundle."""
     machine: str
     """The GPU that the ELF header names."""
     kernels: tuple[str, ...]

@@ -17,10 +17,10 @@ import numpy as np
 from attn_dispatch.flash.call import FlashCall, offsets_count
 from attn_dispatch.flash.generations import FA2
 
-Arrays = tuple[Any, ...]
+ArrayTuple = tuple[Any, ...]
 
 
-def forward(call: FlashCall, qkv: Arrays, offsets: Arrays, scale: float) -> Arrays:
+def forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float) -> ArrayTuple:
     q, k, v = (np.asarray(x, np.float64) for x in qkv)
     _check_head_dims(call, (q, k), (v,))
     out = np.full((*q.shape[:-1], call.head_dim_v), np.nan)
@@ -34,7 +34,9 @@ def forward(call: FlashCall, qkv: Arrays, offsets: Arrays, scale: float) -> Arra
     return jnp.asarray(out, qkv[0].dtype), jnp.asarray(lse, jnp.float32)
 
 
-def backward(call: FlashCall, operands: Arrays, offsets: Arrays, scale: float) -> Arrays:
+def backward(
+    call: FlashCall, operands: ArrayTuple, offsets: ArrayTuple, scale: float
+) -> ArrayTuple:
     out_grad, q, k, v, out, lse = (np.asarray(x, np.float64) for x in operands)
     _check_head_dims(call, (q, k), (v, out, out_grad))
     found = [np.full(x.shape, np.nan) for x in (q, k, v)]
@@ -57,7 +59,7 @@ def backward(call: FlashCall, operands: Arrays, offsets: Arrays, scale: float) -
     return tuple(jnp.asarray(x, operands[1].dtype) for x in found)
 
 
-def _check_head_dims(call: FlashCall, keys: Arrays, values: Arrays) -> None:
+def _check_head_dims(call: FlashCall, keys: ArrayTuple, values: ArrayTuple) -> None:
     assert {x.shape[-1] for x in keys} == {call.head_dim}
     assert {x.shape[-1] for x in values} == {call.head_dim_v}
 
@@ -67,7 +69,7 @@ def _lse_shape(call: FlashCall) -> tuple[int, ...]:
     return shape if call.is_packed else (call.batch, *shape)
 
 
-def _sequences(call: FlashCall, offsets: Arrays) -> Iterator[tuple[Any, Any, Any]]:
+def _sequences(call: FlashCall, offsets: ArrayTuple) -> Iterator[tuple[Any, Any, Any]]:
     """The index of each sequence's queries, of its keys, and of its lse."""
     if not call.is_packed:
         for b in range(call.batch):
@@ -88,7 +90,7 @@ def _sequences(call: FlashCall, offsets: Arrays) -> Iterator[tuple[Any, Any, Any
         yield rows, keys, (slice(None), rows)
 
 
-def _rest_of_tile(call: FlashCall, arrays: Arrays, place: Any) -> float:
+def _rest_of_tile(call: FlashCall, arrays: ArrayTuple, place: Any) -> float:
     """NaN if the rows after a packed sequence, within its last tile, hold NaN or inf; else 0."""
     if not call.is_packed or place.start == place.stop:
         return 0.0
@@ -133,7 +135,7 @@ def _grouped(call: FlashCall, x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), call.num_kv_heads, group, x.shape[2]).sum(2)
 
 
-def run_fa2(call: FlashCall, results: Any, operands: Arrays, scale: float) -> Arrays:
+def run_fa2(call: FlashCall, results: Any, operands: ArrayTuple, scale: float) -> ArrayTuple:
     """A custom call of FlashAttention-2, with lse by sequence and dk, dv for each query head."""
     count = 6 if call.backward else 3
     arrays, offsets = list(operands[:count]), operands[count:]
@@ -153,7 +155,7 @@ def run_fa2(call: FlashCall, results: Any, operands: Arrays, scale: float) -> Ar
     return (*found, *scratch)
 
 
-def _by_sequence(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
+def _by_sequence(call: FlashCall, lse: Any, offsets: ArrayTuple) -> Any:
     """lse [N, rows] as [sequences, N, longest], NaN past the end of a sequence."""
     starts = np.asarray(offsets[0])
     found = np.full((len(starts) - 1, call.num_heads, call.longest_q), np.nan, np.float32)
@@ -162,7 +164,7 @@ def _by_sequence(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
     return jnp.asarray(found)
 
 
-def _by_row(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
+def _by_row(call: FlashCall, lse: Any, offsets: ArrayTuple) -> Any:
     found = np.full((call.num_heads, call.rows_q), np.nan, np.float32)
     for i, (start, end) in enumerate(pairwise(np.asarray(offsets[0]))):
         found[:, start:end] = lse[i, :, : end - start]

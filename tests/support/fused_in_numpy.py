@@ -77,7 +77,7 @@ class Fused:
             "bias": call.rounded(score_grad),
             "sinks": np.where(call.attends, call.p_sink * row_grad, 0).sum(axis=2),
         }
-        found |= call.of_read(call.rounded(score_grad), np.positive)
+        found |= call.per_read_array(call.rounded(score_grad), np.positive)
         return {
             name: _sum_like(x, call.operands[name].shape).astype(call.operands[name].dtype)
             for name, x in found.items()
@@ -103,7 +103,7 @@ def failures(case: Case) -> list[str]:
     if case.gradients:
         forward = {x: y for x, y in given.items() if x != "out_grad"}
         exact = reference(options, forward, keep)["out"]
-        given = judge.with_delta_of(got["out"], exact, given)
+        given = judge.with_rounded_delta(got["out"], exact, given)
     expected, plain = reference(options, given, keep), naive(options, given, keep)
     try:
         allowed = judge.allowances(options, expected, plain, got, is_fused=bool(case.gradients))

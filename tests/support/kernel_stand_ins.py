@@ -18,7 +18,7 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from tests.support.comparing import to_jax
 from tests.support.cudnn_in_numpy import run
 
-Arrays = dict[str, Any]
+NamedArrays = dict[str, Any]
 
 
 def rules(spec: AttentionSpec) -> list[Reason]:
@@ -27,7 +27,7 @@ def rules(spec: AttentionSpec) -> list[Reason]:
     return [reason for reason in reasons if reason.rule != "dtype"]
 
 
-def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
     """The results of a call by NumPy, as the first of cuDNN's variants of it."""
     call = variants_of(spec)[0]
     if spec.is_backward:
@@ -39,7 +39,7 @@ def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
     return dict(zip(spec.result_names, results, strict=True))
 
 
-def by_xla(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+def by_xla(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
     results = (xla.backward if spec.is_backward else xla.forward)(spec, CPU, operands)
     return dict(zip(spec.result_names, results, strict=True))
 

@@ -36,10 +36,10 @@ class ModelCall:
 
     model: str
     what: str
-    """Which of the model's calls it is."""
+    """The name of the call among those of the model."""
     arguments: dict[str, Any] = field(hash=False)
     is_training: bool = True
-    """Whether it has a backward pass."""
+    """True if the call has a backward pass."""
 
     def __str__(self) -> str:
         return f"{self.model}: {self.what}"

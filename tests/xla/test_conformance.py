@@ -257,8 +257,8 @@ def test_rows_known_to_share_a_random_number_are_allowed():
     keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= 0.5
     keep = keep.take(rows // 8 * 8 + rows % 2, 2)
     pairs = np.ones_like(keep)
-    assert dropout_checks._not_independent(case, keep, pairs, together=4) == []
+    assert dropout_checks._not_independent(case, keep, pairs, rows_per_number=4) == []
     assert "rows 2 apart" in dropout_checks._not_independent(case, keep, pairs)[0]
     keep = keep.take(rows // 16 * 16 + rows % 8, 2)
-    (failure,) = dropout_checks._not_independent(case, keep, pairs, together=4)
+    (failure,) = dropout_checks._not_independent(case, keep, pairs, rows_per_number=4)
     assert failure.startswith("rows 8 apart")

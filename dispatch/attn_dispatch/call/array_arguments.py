@@ -1,4 +1,4 @@
-"""The checks of arrays other than query, key and value, which get the shapes of spec.py.
+"""The checks of arrays other than query, key and value, which get the shapes of operands.py.
 
 They have the leading dims of query, with size 1 where they are shared along a dim (leading.py).
 """

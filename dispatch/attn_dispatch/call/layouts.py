@@ -1,4 +1,4 @@
-"""The order of the axes of the caller's arrays, which becomes the order of spec.py.
+"""The order of the axes of the caller's arrays, which becomes the order of operands.py.
 
 Axes that are swapped here are swapped back where a kernel reads them (cudnn/arrays.py), and XLA
 drops both. So nothing is copied, and the options record the order in memory.

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch.call.operands import ArrayType, Operand
 from attn_dispatch.call.options import AttentionOptions, is_mod_operand
-from attn_dispatch.call.spec import ArrayType, AttentionSpec, Operand
+from attn_dispatch.call.spec import AttentionSpec
 
 _PAGES = ("key_pages", "value_pages")
 

@@ -50,11 +50,11 @@ class Call:
 
 
 def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> Call:
-    """Check a call and bring it to normal form; spec.py has the shapes.
+    """Check a call and bring it to normal form; operands.py has the shapes.
 
     Args:
-      arguments: arguments with arrays in the order of spec.py (layouts.py) and a number as scale
-        (array_scale.py).
+      arguments: arguments with arrays in the order of operands.py (layouts.py) and a number as
+        scale (array_scale.py).
       known_implementations: the names that `implementation` may have.
 
     Raises:

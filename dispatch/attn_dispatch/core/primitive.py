@@ -43,7 +43,8 @@ from attn_dispatch.typed_jax import bind
 
 
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """out and the other results that the options name (spec.py); out and lse are differentiable."""
+    """out and the other results that the options name (operands.py). out and lse are
+    differentiable."""
     alike = _vary_alike(operands)
     return tuple(bind(attn_fwd_p, *alike, options=chosen_as_in_training(options)))
 

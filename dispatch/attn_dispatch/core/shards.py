@@ -47,7 +47,7 @@ LAYOUTS = {
     "row_max": "b n t",
     "keep": "b n t s",
 }
-"""The axes of operands and results, by the letters of spec.py; b stands for all leading dims."""
+"""The axes of operands and results, by the letters of operands.py. b is all leading dims."""
 
 _OF_KV_HEADS = ("key", "value", "key_pages", "value_pages")
 """The operands [..., K, dim]."""
@@ -179,7 +179,7 @@ class Shards:
         return (_index(self.groups) * own + jnp.arange(0, own, run)) // group
 
     def own_dropout(self, call: LeadingCall, key: jax.Array) -> dict[str, jax.Array]:
-        """dropout_key and dropout_start (spec.py) for this device's rows and heads.
+        """dropout_key and dropout_start (operands.py) for this device's rows and heads.
 
         Args:
           call: the whole call.

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from attn_dispatch.programs import caps_and_slopes
+from attn_dispatch.programs.bounded_numbers import Number
 from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.inlining import inlined
-from attn_dispatch.programs.key_ranges import Number, key_range, xla_array_of
+from attn_dispatch.programs.key_ranges import key_range, xla_array_of
 from attn_dispatch.programs.known_forms import is_sum_with_score
 from attn_dispatch.programs.lowering import lowered
 from attn_dispatch.programs.nodes import (

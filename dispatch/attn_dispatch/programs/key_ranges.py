@@ -7,7 +7,6 @@ the kernel computes the band's tiles alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
 from math import inf
@@ -16,38 +15,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
-from jax.typing import ArrayLike
 
+from attn_dispatch.programs.bounded_numbers import (
+    FAR,
+    Number,
+    constant,
+    extreme,
+    extreme_of_given,
+    is_nonnegative,
+    may_overflow,
+    minus,
+    near,
+    plus,
+)
 from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import INDICES, ModProgram
 from attn_dispatch.typed_jax import evaluated, type_of
-
-_FAR = 2**30
-"""Larger than every position; the sum of two such numbers fits int32."""
-_ALL = (-inf, inf)
-
-Compute = Callable[..., jax.Array]
-"""A function of a program's inputs: b, n, t, s and the arrays."""
-
-
-@dataclass(frozen=True)
-class Number:
-    """A whole number, or a bool, that does not depend on s: of_t * t and a rest within `span`."""
-
-    compute: Compute
-    depends: frozenset[str]
-    """The indices among b, n and t that it depends on."""
-    of_t: int = 0
-    """The coefficient of t: -1, 0 or 1."""
-    span: tuple[float, float] = _ALL
-    """The bounds of the rest, the number without its multiple of t."""
-
-    @property
-    def offset(self) -> int | None:
-        """The number minus t, if that is constant."""
-        least, most = self.span
-        return int(least) if self.of_t == 1 and least == most else None
 
 
 @dataclass(frozen=True)
@@ -85,7 +69,7 @@ class KeyRange:
             return None
         if self.first is not None and (self.first.offset is None or self.first.offset > 0):
             return None
-        return reduce(partial(_combined, jnp.minimum), of_rows)
+        return reduce(partial(extreme_of_given, jnp.minimum), of_rows)
 
     @property
     def is_band(self) -> bool:
@@ -137,7 +121,7 @@ class _Reading:
             self._values[var] = self._known(var, frozenset(name))
         t, s = inputs[2:4]
         self._values[t] = Number(_position, frozenset("t"), 1, (0, 0))
-        self._values[s] = _Position(1, _number(0))
+        self._values[s] = _Position(1, constant(0))
 
     def result(self) -> KeyRange:
         for equation in self._body.jaxpr.eqns:
@@ -155,7 +139,7 @@ class _Reading:
         return self._as_range(self._body.jaxpr.outvars[0])
 
     def _value(self, x: Var | Literal) -> _Value:
-        return _number(x.val) if isinstance(x, Literal) else self._values[x]
+        return constant(x.val) if isinstance(x, Literal) else self._values[x]
 
     def _known(self, var: Var, depends: frozenset[str]) -> Number:
         one = self._alone(var)
@@ -178,7 +162,7 @@ class _Reading:
         if name in ("convert_element_type", "copy"):
             keeps = isinstance(given[0], _Position) and _holds_positions(equation)
             return given[0] if keeps else None
-        if any(isinstance(x, Number) and _may_overflow(x) for x in given):
+        if any(isinstance(x, Number) and may_overflow(x) for x in given):
             return None
         is_bool = type_of(equation.outvars[0]).dtype == np.bool_
         if name == "and" and is_bool:
@@ -196,7 +180,7 @@ class _Reading:
 
 def _none_or_all(holds: Number) -> Number:
     """The number of keys that attend, for a bool that does not depend on s."""
-    return Number(lambda *inputs: jnp.where(holds.compute(*inputs), _FAR, 0), holds.depends)
+    return Number(lambda *inputs: jnp.where(holds.compute(*inputs), FAR, 0), holds.depends)
 
 
 def _moved(name: str, given: list[_Value]) -> _Value:
@@ -208,13 +192,13 @@ def _moved(name: str, given: list[_Value]) -> _Value:
     if name == "abs" and isinstance(x, _Position):
         return replace(x, is_absolute=True)
     if name == "neg" and isinstance(x, _Position):
-        return _Position(-x.sign, _minus(x.more))
+        return _Position(-x.sign, minus(x.more))
     if isinstance(y, Number) and isinstance(x, _Position):
-        return _Position(x.sign, _plus(x.more, y if name == "add" else _minus(y)))
+        return _Position(x.sign, plus(x.more, y if name == "add" else minus(y)))
     if isinstance(x, Number) and isinstance(y, _Position):
         if name == "add":
-            return _Position(y.sign, _plus(y.more, x))
-        return _Position(-y.sign, _plus(x, _minus(y.more)))
+            return _Position(y.sign, plus(y.more, x))
+        return _Position(-y.sign, plus(x, minus(y.more)))
     return None
 
 
@@ -232,15 +216,15 @@ def _compared(name: str, x: _Value, y: _Value) -> _Value:
             return None
         both = [
             _compared(name, replace(x, is_absolute=False), y),
-            _compared(_MIRRORED[name], replace(x, is_absolute=False), _minus(y)),
+            _compared(_MIRRORED[name], replace(x, is_absolute=False), minus(y)),
         ]
         below, above = (z for z in both if isinstance(z, KeyRange))
         return KeyRange(below.first or above.first, below.end or above.end)
     if x.sign < 0:
-        opposite = _Position(1, _minus(x.more))
-        return _compared(_MIRRORED[name], opposite, _minus(y))
-    border = _plus(y, _minus(x.more))
-    after = _plus(border, _number(1))
+        opposite = _Position(1, minus(x.more))
+        return _compared(_MIRRORED[name], opposite, minus(y))
+    border = plus(y, minus(x.more))
+    after = plus(border, constant(1))
     return {
         "lt": KeyRange(end=border),
         "le": KeyRange(end=after),
@@ -251,9 +235,9 @@ def _compared(name: str, x: _Value, y: _Value) -> _Value:
 
 
 def _both(x: KeyRange, y: KeyRange) -> KeyRange:
-    first = _combined(jnp.maximum, x.first, y.first)
+    first = extreme_of_given(jnp.maximum, x.first, y.first)
     ends = tuple(z for one in (x, y) for z in one.ends or (one.end,) if z is not None)
-    return KeyRange(first, _combined(jnp.minimum, x.end, y.end), ends, x.rest + y.rest)
+    return KeyRange(first, extreme_of_given(jnp.minimum, x.end, y.end), ends, x.rest + y.rest)
 
 
 def _either(x: KeyRange, y: KeyRange) -> KeyRange | _Hole | None:
@@ -261,9 +245,9 @@ def _either(x: KeyRange, y: KeyRange) -> KeyRange | _Hole | None:
     if x.rest or y.rest:
         return None
     if x.first is None and y.first is None and x.end and y.end:
-        return KeyRange(end=_combined(jnp.maximum, x.end, y.end))
+        return KeyRange(end=extreme_of_given(jnp.maximum, x.end, y.end))
     if x.end is None and y.end is None and x.first and y.first:
-        return KeyRange(first=_combined(jnp.minimum, x.first, y.first))
+        return KeyRange(first=extreme_of_given(jnp.minimum, x.first, y.first))
     others = [z for z in (_opposite(x), _opposite(y)) if isinstance(z, KeyRange)]
     return _Hole(_both(*others)) if len(others) == 2 else None
 
@@ -278,34 +262,36 @@ def _opposite(x: KeyRange | _Hole) -> KeyRange | _Hole | None:
     return _Hole(x)
 
 
-def _number(x: ArrayLike) -> Number:
-    number = np.asarray(x)
-    is_whole = number.shape == () and number.dtype.kind in "iu"
-    span = (int(number), int(number)) if is_whole else _ALL
-    return Number(lambda *_: jnp.asarray(number), frozenset(), span=span)
+def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number:
+    """A number that does not depend on s, with the bounds that its operation implies."""
+    numbers = [x for x in given if isinstance(x, Number)]
+    out = type_of(equation.outvars[0])
+    if len(equation.outvars) > 1 or out.shape or not _holds_positions(equation):
+        return known
+    if any(map(may_overflow, numbers)):
+        return known
+    match equation.primitive.name:
+        case "convert_element_type" | "copy":
+            made = numbers[0]
+        case "add":
+            made = plus(*numbers)
+        case "sub":
+            made = plus(numbers[0], minus(numbers[1]))
+        case "max" | "min":
+            made = extreme(
+                jnp.maximum if equation.primitive.name == "max" else jnp.minimum, *numbers
+            )
+        case "rem" if numbers[1].span[0] == numbers[1].span[1] > 0 and is_nonnegative(numbers[0]):
+            made = replace(known, span=(0, numbers[1].span[1] - 1))
+        case _:
+            return known
+    return replace(known, of_t=made.of_t, span=made.span)
 
 
-_Extreme = Callable[[jax.Array, jax.Array], jax.Array]
-"""jnp.maximum or jnp.minimum."""
-
-
-def _combined(function: _Extreme, x: Number | None, y: Number | None) -> Number | None:
-    """The maximum or minimum of the numbers that are not None."""
-    return x or y if x is None or y is None else _extreme(function, x, y)
-
-
-def _extreme(function: _Extreme, x: Number, y: Number) -> Number:
-    of_t = max(x.of_t, y.of_t)
-    spans = [z.span if z.of_t == of_t else _ALL for z in (x, y)]
-    choose = max if function is jnp.maximum else min
-    # If one number is unbounded, the other still bounds the maximum or minimum.
-    span = choose(a for a, _ in spans), choose(b for _, b in spans)
-    return Number(
-        lambda *inputs: function(near(x.compute(*inputs)), near(y.compute(*inputs))),
-        x.depends | y.depends,
-        of_t,
-        span,
-    )
+def _holds_positions(equation: JaxprEqn) -> bool:
+    """Whether the operation's result type holds every position and its negative."""
+    dtype = type_of(equation.outvars[0]).dtype
+    return dtype.kind == "i" and dtype.itemsize >= 4
 
 
 def xla_array_of(number: Number, mask_mod: ModProgram) -> XlaArray:
@@ -319,70 +305,3 @@ def xla_array_of(number: Number, mask_mod: ModProgram) -> XlaArray:
     body = inlined(jax.make_jaxpr(clipped)(*types))
     axes = "".join(x for x in "bnt" if x in number.depends)
     return XlaArray(body, str(body.jaxpr), "mask_mod", axes, "int32")
-
-
-def near(x: jax.Array) -> jax.Array:
-    """x as int32, clipped beyond every position."""
-    return jnp.clip(x, -_FAR, _FAR).astype(jnp.int32)
-
-
-def _plus(x: Number, y: Number) -> Number:
-    for one, other in ((x, y), (y, x)):
-        if not other.of_t and other.span == (0, 0):
-            return one
-    of_t, span = x.of_t + y.of_t, (x.span[0] + y.span[0], x.span[1] + y.span[1])
-    if abs(of_t) > 1:
-        of_t, span = 0, _ALL
-    return Number(
-        lambda *inputs: near(x.compute(*inputs)) + near(y.compute(*inputs)),
-        x.depends | y.depends,
-        of_t,
-        span,
-    )
-
-
-def _minus(x: Number) -> Number:
-    span = -x.span[1], -x.span[0]
-    return Number(lambda *inputs: -near(x.compute(*inputs)), x.depends, -x.of_t, span)
-
-
-def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number:
-    """A number that does not depend on s, with the bounds that its operation implies."""
-    numbers = [x for x in given if isinstance(x, Number)]
-    out = type_of(equation.outvars[0])
-    if len(equation.outvars) > 1 or out.shape or not _holds_positions(equation):
-        return known
-    if any(map(_may_overflow, numbers)):
-        return known
-    match equation.primitive.name:
-        case "convert_element_type" | "copy":
-            made = numbers[0]
-        case "add":
-            made = _plus(*numbers)
-        case "sub":
-            made = _plus(numbers[0], _minus(numbers[1]))
-        case "max" | "min":
-            made = _extreme(
-                jnp.maximum if equation.primitive.name == "max" else jnp.minimum, *numbers
-            )
-        case "rem" if numbers[1].span[0] == numbers[1].span[1] > 0 and _is_nonnegative(numbers[0]):
-            made = replace(known, span=(0, numbers[1].span[1] - 1))
-        case _:
-            return known
-    return replace(known, of_t=made.of_t, span=made.span)
-
-
-def _holds_positions(equation: JaxprEqn) -> bool:
-    """Whether the operation's result type holds every position and its negative."""
-    dtype = type_of(equation.outvars[0]).dtype
-    return dtype.kind == "i" and dtype.itemsize >= 4
-
-
-def _may_overflow(x: Number) -> bool:
-    """Whether a known bound is so large that a sum may wrap around."""
-    return any(_FAR < abs(bound) < inf for bound in x.span)
-
-
-def _is_nonnegative(x: Number) -> bool:
-    """Whether the number is known not to be negative; t is not."""
-    return x.of_t >= 0 and x.span[0] >= 0

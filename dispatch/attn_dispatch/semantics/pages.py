@@ -8,8 +8,8 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.operands import Operands
-from attn_dispatch.call.spec import AttentionSpec, Operand
+from attn_dispatch.call.operands import Operand, Operands
+from attn_dispatch.call.spec import AttentionSpec
 
 _IN_PAGES = ("key_pages", "value_pages", "page_table")
 

@@ -11,22 +11,22 @@ import numpy as np
 
 from attn_dispatch_tools.bench.cells import Cell
 
-Given = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """query, key, value and the gradient of the output."""
 
 BATCH, ROWS, ROW, PADDED = "batch", "rows", "row", "padded"
-"""Layouts: [B, T, N, H]; packed [rows, N, H], [1, rows, N, H], and a batch of the sequences, padded
-with zeros to `Cell.longest`."""
+"""The layouts. BATCH: [B, T, N, H]. ROWS: packed sequences, [rows, N, H]. ROW: the same with one
+more axis, [1, rows, N, H]. PADDED: a sequence in each batch row, and zeros up to `Cell.longest`."""
 
 
-class Arrays:
-    """Arrays that are made when they are first used, and then kept."""
+class CellArrays:
+    """The arrays of a cell, each made when it is first used and then kept."""
 
     def __init__(self, cell: Cell):
         self.cell = cell
-        self._made: dict[str, Given] = {}
+        self._made: dict[str, Inputs] = {}
 
-    def given(self, layout: str) -> Given:
+    def inputs(self, layout: str) -> Inputs:
         """query, key, value and out_grad, normally distributed, in bfloat16."""
         if layout not in self._made:
             self._made[layout] = self._laid_out(layout)
@@ -34,18 +34,18 @@ class Arrays:
 
     @cached_property
     def cu_seqlens(self) -> jax.Array:
-        """[documents + 1], int32."""
+        """The prefix sums of the documents' lengths, int32 [documents + 1]."""
         return jnp.asarray(np.cumsum((0, *self.cell.lengths)), jnp.int32)
 
     @cached_property
     def segment_ids(self) -> jax.Array:
-        """[1, rows], int32, from 1 on."""
+        """The document of each row, counted from 1, int32 [1, rows]."""
         ids = np.repeat(np.arange(len(self.cell.lengths)) + 1, self.cell.lengths)
         return jnp.asarray(ids, jnp.int32)[None]
 
     @cached_property
     def lengths(self) -> jax.Array:
-        """[documents], int32."""
+        """The documents' lengths, int32 [documents]."""
         return jnp.asarray(self.cell.lengths, jnp.int32)
 
     def without_padding(self, results: Sequence[jax.Array], layout: str) -> list[jax.Array]:
@@ -55,19 +55,19 @@ class Arrays:
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """Where each row is in the padded batch."""
+        """The index of each row in the padded batch."""
         starts = np.arange(len(self.cell.lengths)) * self.cell.longest
         return np.concatenate(
             [start + np.arange(n) for start, n in zip(starts, self.cell.lengths, strict=True)]
         )
 
-    def _laid_out(self, layout: str) -> Given:
+    def _laid_out(self, layout: str) -> Inputs:
         cell = self.cell
         if layout == ROW:
-            q, k, v, out_grad = (x[None] for x in self.given(ROWS))
+            q, k, v, out_grad = (x[None] for x in self.inputs(ROWS))
             return q, k, v, out_grad
         if layout == PADDED:
-            q, k, v, out_grad = (self._padded(x) for x in self.given(ROWS))
+            q, k, v, out_grad = (self._padded(x) for x in self.inputs(ROWS))
             return q, k, v, out_grad
         leading = (cell.seq_len,) if layout == ROWS else (cell.batch, cell.seq_len)
         heads = (cell.num_heads, cell.num_kv_heads, cell.num_kv_heads, cell.num_heads)

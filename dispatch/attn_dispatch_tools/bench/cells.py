@@ -6,22 +6,23 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 BACKWARD_OVER_FORWARD = 2.5
-"""Five matrix products against two, with the scores computed again. FlashAttention's convention,
-also where value is narrower than query."""
+"""The work of a backward pass, in forward passes: five matrix products, one of which computes the
+scores again, against two. This is FlashAttention's convention. It is also used if value is narrower
+than query."""
 
 WORK = {
     "forward": 1.0,
     "backward": BACKWARD_OVER_FORWARD,
     "forward_backward": 1.0 + BACKWARD_OVER_FORWARD,
 }
-"""The directions, and how many forward passes' work each counts as."""
+"""The work of each direction, in forward passes."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A call in bfloat16, of as many queries as keys: [B, T, N, H] and [B, T, K, H].
+    """A call in bfloat16 with as many queries as keys: query [B, T, N, H], key [B, T, K, H].
 
-    With `lengths` it is of packed sequences: `batch` is 1, `seq_len` the sum of the lengths.
+    With `lengths` the sequences are packed: `batch` is 1, and `seq_len` the sum of the lengths.
     """
 
     grid: str
@@ -35,10 +36,10 @@ class Cell:
     head_dim_v: int
     is_causal: bool = True
     window: int | None = None
-    """The largest number of keys that a query sees, its own included; None is all."""
+    """The largest number of keys that a query sees, the one at its position included; None: all."""
     lengths: tuple[int, ...] = ()
     longest: int = 0
-    """Packed: the longest sequence that callers declare; the length of the padded batch."""
+    """For packed sequences: the longest that callers declare; also the padded batch's length."""
 
     @property
     def label(self) -> str:
@@ -52,13 +53,13 @@ class Cell:
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key that count, of one head. Causality counts as one half."""
+        """The number of pairs of a query and a key in one head that count; causality halves it."""
         lengths = self.lengths or (self.seq_len,) * self.batch
         return float(sum(map(self._pairs_of, lengths)))
 
     @property
     def forward_flops(self) -> float:
-        """2 · pairs · N · (H + Hv): 4 · B · T² · N · H where dims are equal, halved by causality.
+        """2 · pairs · N · (H + Hv): for equal dims 4 · B · T² · N · H, halved by causality.
 
         Padding never counts.
         """

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from attn_dispatch.files import writing
 from attn_dispatch.text import counted, error_text
-from attn_dispatch_tools.bench import peers as all_of_them
+from attn_dispatch_tools.bench import peers
 from attn_dispatch_tools.bench import report as reports
 from attn_dispatch_tools.bench.cells import WORK, Cell
 from attn_dispatch_tools.bench.grids import GRIDS
@@ -66,8 +66,8 @@ def add_parser(commands: Commands, help: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--rounds", type=positive(int), metavar="N",
-        help="measurements of each peer (default: as many as let each follow each other equally "
-        "often)",
+        help="measurements of each peer (default: enough for each peer to follow every other one "
+        "equally often)",
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=positive(float), default=Options.seconds, metavar="S",
@@ -93,7 +93,7 @@ def add_parser(commands: Commands, help: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--html", action="store_true",
-        help="also one HTML file with the table and all plots inside",
+        help="also write one HTML file that holds the table and all plots",
     )  # fmt: skip
 
 
@@ -105,20 +105,20 @@ def main(args: argparse.Namespace) -> None:
             plot(args.plot, made_folder(args.out), is_html=args.html)
             return
         if args.html:
-            _plots_module()  # fails before anything is measured, not after
+            _plots_module()  # raises if something is missing, before the measurements and not after
             page("")
         started = time.monotonic()
         cells = _cells(args)
         directions = args.directions or ["forward", "forward_backward"]
-        chosen = all_of_them.named(args.peers or ["*"], all_of_them.all_peers(args.torch_python))
+        chosen = peers.named(args.peers or ["*"], peers.all_peers(args.torch_python))
         folder = made_folder(args.out)
     except (ModuleNotFoundError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     limit = float("inf") if args.time_limit is None else args.time_limit
     options = Options(args.rounds, args.seconds, args.device_time, started + limit)
-    here, facts = present(chosen)
-    asked = ("rounds", "seconds", "time_limit", "device_time", "cells")
-    report = Report(facts, {x: getattr(args, x) for x in asked})
+    usable, facts = present(chosen)
+    recorded = ("rounds", "seconds", "time_limit", "device_time", "cells")
+    report = Report(facts, {x: getattr(args, x) for x in recorded})
     grids = "+".join(dict.fromkeys(cell.grid for cell in cells))
     kind = "bench" if grids == "+".join(GRIDS) else f"bench-{grids}"
     path = _unused(folder / f"{file_name(kind, facts)}.json")
@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> None:
     for name, reason in facts["absent"].items():
         print(f"absent: {name}: {reason}")
     print(f"each line: {' / '.join(directions)}, - where there is no number", flush=True)
-    for _ in watched(run(cells, here, directions, options, report, path), len(cells)):
+    for _ in watched(run(cells, usable, directions, options, report, path), len(cells)):
         pass
     show(report)
     if report.not_measured:

@@ -1,4 +1,4 @@
-"""The time in which a device is busy with a program, from JAX's profiler."""
+"""The time for which a device is busy with a program, from JAX's profiler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jax
 
 
 def busy_seconds(run: Callable[[], object]) -> tuple[float | None, str]:
-    """Seconds in which a GPU worked while `run`, which waits for its results, was called.
+    """The seconds for which a GPU worked during `run`, which must wait for its results.
 
-    None and the reason if that is not known; it never raises.
+    Returns None and the reason if that is not known; never raises.
     """
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -41,11 +41,11 @@ def _read(folder: Path) -> tuple[float | None, str]:
 
 
 def busy_in(lines: Iterable[Any]) -> tuple[float | None, str]:
-    """Seconds in which at least one stream worked: a kernel that two lines show counts once."""
+    """The seconds for which at least one stream worked; kernels on several lines count once."""
     spans = {line.name: [(x.start_ns, x.end_ns) for x in line.events] for line in lines}
     streams = [x for name, found in spans.items() if name.startswith("Stream") for x in found]
     if not streams:
-        # If lines have other names in a later version, the fullest line counts.
+        # A later version may name the lines otherwise: then the busiest line counts.
         streams = max(spans.values(), key=_covered, default=[])
     if not streams:
         return None, "the profile has no kernels"

@@ -19,11 +19,11 @@ MIXES: dict[str, tuple[tuple[int, ...], int]] = {
     ),
     "64 short documents": (tuple(range(67, 451, 6)), 512),
 }  # fmt: skip
-"""Lengths of documents in 16,384 tokens, and the context that they are declared to fit in."""
+"""The lengths of documents, 16,384 tokens in all, and the greatest length that callers declare."""
 
 
 def _small() -> Iterator[Cell]:
-    """Calls whose kernels are shorter than what it takes to call them."""
+    """Calls whose kernels take less time than the host needs to launch them."""
     for batch, seq_len, heads, dim, is_causal in (
         (1, 128, 8, 64, False),
         (1, 128, 8, 64, True),
@@ -36,7 +36,7 @@ def _small() -> Iterator[Cell]:
 
 
 def _gqa() -> Iterator[Cell]:
-    """One row of the batch, as in NVIDIA's own tables."""
+    """Grouped queries in a batch of one, as in NVIDIA's tables."""
     for seq_len in (8192, 2048, 16384):
         yield Cell("gqa", "d128 causal, 64/8 heads", 1, seq_len, 64, 8, 128, 128)
 
@@ -55,7 +55,7 @@ def _window() -> Iterator[Cell]:
 
 
 def _mla() -> Iterator[Cell]:
-    """Multi-head latent attention in training: keys wider than values."""
+    """Multi-head latent attention in training, where keys are wider than values."""
     for seq_len in (8192, 2048, 16384):
         yield Cell("mla", "192/128 causal", _TOKENS // seq_len, seq_len, 16, 16, 192, 128)
 
@@ -68,7 +68,7 @@ def _d192() -> Iterator[Cell]:
 
 
 def _dense() -> Iterator[Cell]:
-    """FlashAttention's: 16,384 tokens, and heads · dim = 2,048 in each."""
+    """The cells of FlashAttention's benchmark: 16,384 tokens, heads · dim = 2,048."""
     for seq_len in _LENGTHS:
         for dim in (128, 64, 256):
             for is_causal in (True, False):

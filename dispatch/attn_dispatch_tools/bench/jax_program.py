@@ -1,4 +1,4 @@
-"""A compiled call of a JAX function, with the time of its first run and the memory it takes."""
+"""A compiled call of a JAX function: the times of its first run, its memory, and its speed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from attn_dispatch.core.tuning.timing import seconds_per_call
-from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.arrays import CellArrays
 from attn_dispatch_tools.bench.device_time import busy_seconds
 
 
 class JaxProgram:
-    """See `peers.peer.Program`."""
+    """The `MeasuredProgram` of a JAX function in one direction."""
 
     def __init__(
         self,
@@ -23,20 +23,20 @@ class JaxProgram:
         layout: str,
         extra: Sequence[jax.Array],
         direction: str,
-        arrays: Arrays,
+        arrays: CellArrays,
     ):
         self._arrays, self._layout, self._direction = arrays, layout, direction
-        step, self._given = _step(function, arrays.given(layout), tuple(extra), direction)
+        step, self._arguments = _step(function, arrays.inputs(layout), tuple(extra), direction)
         self._jitted = jax.jit(step)
         times = [time.perf_counter()]
-        traced = self._jitted.trace(*self._given)
+        traced = self._jitted.trace(*self._arguments)
         times.append(time.perf_counter())
         lowered = traced.lower()
         times.append(time.perf_counter())
-        # While this is referenced, JAX uses it for calls of the jitted function, too.
+        # As long as this is referenced, JAX uses it for calls of the jitted function as well.
         self._compiled = lowered.compile()
         times.append(time.perf_counter())
-        jax.block_until_ready(self._compiled(*self._given))
+        jax.block_until_ready(self._compiled(*self._arguments))
         times.append(time.perf_counter())
         steps = [1e3 * (b - a) for a, b in pairwise(times)]
         names = ("trace", "lower", "compile", "run")
@@ -46,13 +46,13 @@ class JaxProgram:
         }
 
     def seconds(self, calls: int) -> float:
-        return seconds_per_call(self._jitted, self._given, calls)
+        return seconds_per_call(self._jitted, self._arguments, calls)
 
     def device_seconds(self, calls: int) -> tuple[float | None, str]:
         def run() -> None:
             result = None
             for _ in range(calls):
-                result = self._jitted(*self._given)
+                result = self._jitted(*self._arguments)
             jax.block_until_ready(result)
 
         run()
@@ -61,20 +61,20 @@ class JaxProgram:
 
     def results(self) -> list[jax.Array]:
         """The call's output, gradients or both, each as [rows, heads, dim] without padding."""
-        found = jax.tree.leaves(self._jitted(*self._given))
+        found = jax.tree.leaves(self._jitted(*self._arguments))
         return self._arrays.without_padding(found, self._layout)
 
 
 def _step(
     function: Callable[..., jax.Array],
-    given: Sequence[jax.Array],
+    inputs: Sequence[jax.Array],
     extra: tuple[jax.Array, ...],
     direction: str,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function to jit, and its arguments."""
-    *qkv, out_grad = given
+    *qkv, out_grad = inputs
 
-    def pull_of(*operands: jax.Array):
+    def out_and_vjp(*operands: jax.Array):
         qkv, extra = operands[:3], operands[3:]
         return jax.vjp(lambda *qkv: function(*qkv, *extra), *qkv)
 
@@ -85,21 +85,21 @@ def _step(
         return pull(out_grad)
 
     def forward_backward(out_grad: jax.Array, *operands: jax.Array):
-        out, pull = pull_of(*operands)
+        out, pull = out_and_vjp(*operands)
         return out, *pull(out_grad)
 
     if direction == "forward":
         return forward, (*qkv, *extra)
     if direction == "forward_backward":
         return forward_backward, (out_grad, *qkv, *extra)
-    # The residuals of the forward pass are arguments, so that they are not computed again.
-    return backward, (jax.jit(lambda *x: pull_of(*x)[1])(*qkv, *extra), out_grad)
+    # `pull` holds the residuals. As it is an argument, the forward pass does not run again.
+    return backward, (jax.jit(lambda *x: out_and_vjp(*x)[1])(*qkv, *extra), out_grad)
 
 
 def _memory_bytes(compiled: Any) -> int | None:
     """Bytes of results and of XLA's temporary buffers, which include a custom call's workspace.
 
-    Memory that a kernel allocates itself, or takes from XLA's pool while it runs, is not counted.
+    Memory that a kernel allocates or takes from XLA's pool while it runs is not counted.
     """
     found = compiled.memory_analysis()
     if found is None:

@@ -1,4 +1,4 @@
-"""One cell in one direction: every peer's program, checked, timed by turns and profiled."""
+"""One cell in one direction: every peer's program is checked, timed in turns and profiled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.core.tuning.timing import orders, turns
-from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.arrays import CellArrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import Peer, Program, first_line
+from attn_dispatch_tools.bench.peers.peer import MeasuredProgram, Peer, first_line
 
-MOST_DIFFERENCE = 0.1
-"""The largest allowed difference, as a share of the largest number; others are not timed."""
+MAX_DIFFERENCE = 0.1
+"""The largest allowed difference from our results, as a share of the largest number. A peer that
+differs more is not timed."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +26,26 @@ class Options:
     """How a cell is measured."""
 
     rounds: int | None = None
-    """None: as many as it takes for each program to have followed each other one equally often."""
+    """None: as many as it takes for each program to follow every other one equally often."""
     seconds: float = 0.02
     """The length of one measurement."""
     device_time: bool = True
     deadline: float = float("inf")
-    """On time.monotonic()'s clock: after it nothing is begun, and rounds end with the current."""
+    """The time, on the clock of time.monotonic(), after which no measurement or round begins."""
 
     def is_over(self) -> bool:
         return time.monotonic() >= self.deadline
 
 
-class _Guarded:
-    """A program whose failure, whenever it comes, is kept as a reason."""
+class _GuardedProgram:
+    """A program that keeps the reason of its first failure, and does not raise."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: MeasuredProgram):
         self.program = program
         self.reason = ""
 
     def seconds(self, calls: int) -> float:
-        """Infinity once it has failed."""
+        """Wall time per call; infinity after a failure."""
         if not self.reason:
             try:
                 return self.program.seconds(calls)
@@ -54,16 +55,18 @@ class _Guarded:
 
 
 def measure(
-    cell: Cell, direction: str, peers: Sequence[Peer], arrays: Arrays, options: Options
+    cell: Cell, direction: str, peers: Sequence[Peer], arrays: CellArrays, options: Options
 ) -> dict[str, dict[str, Any]]:
-    """For each peer by its name either a "reason", or what was measured.
+    """By name of each peer, either a "reason" why there are no numbers, or these numbers:
 
-    wall_us: of a call, "median", "min" and "quartiles" over the rounds. device_us: what of it the
-    device worked, or None and "device_reason". tflops: by the median. memory_bytes, first_call_ms:
-    see `jax_program`. difference: from the first peer's results, as a share of the largest number.
+    - wall_us: the "median", "min" and "quartiles", over the rounds, of the wall time of a call.
+    - device_us: the time for which a call keeps the device busy, or None and a "device_reason".
+    - tflops: computed from the median; device_tflops from device_us.
+    - memory_bytes, first_call_ms: see `MeasuredProgram`.
+    - difference: the difference from the first peer's results, as a share of the largest number.
     """
     found: dict[str, dict[str, Any]] = {}
-    programs: dict[str, _Guarded] = {}
+    programs: dict[str, _GuardedProgram] = {}
     expected: list[jax.Array] | None = None
     for peer in peers:
         if not peer.concerns(cell):
@@ -82,8 +85,8 @@ def measure(
             found[peer.name] = {"reason": first_line(error)}
             continue
         found[peer.name] = program.facts | {"difference": difference}
-        if difference is None or difference <= MOST_DIFFERENCE:
-            programs[peer.name] = _Guarded(program)
+        if difference is None or difference <= MAX_DIFFERENCE:
+            programs[peer.name] = _GuardedProgram(program)
         else:  # also if the difference is NaN
             found[peer.name] = {
                 "reason": f"its results differ by {difference:.2g} of the largest number",
@@ -98,7 +101,7 @@ def measure(
 
 def _add_times(
     found: dict[str, dict[str, Any]],
-    programs: dict[str, _Guarded],
+    programs: dict[str, _GuardedProgram],
     flops: float,
     options: Options,
 ) -> None:
@@ -121,9 +124,12 @@ def _add_times(
         } | _device(guarded.program, median, flops, options)
 
 
-def _device(program: Program, wall: float, flops: float, options: Options) -> dict[str, Any]:
+def _device(
+    program: MeasuredProgram, wall: float, flops: float, options: Options
+) -> dict[str, Any]:
+    """The device time of a call; `wall` is its wall time in seconds."""
     if not options.device_time or options.is_over():
-        return {"device_us": None, "device_reason": "not asked for, or out of time"}
+        return {"device_us": None, "device_reason": "not measured: switched off, or out of time"}
     calls = max(1, min(20, int(options.seconds / wall)))
     try:
         seconds, reason = program.device_seconds(calls)
@@ -135,7 +141,7 @@ def _device(program: Program, wall: float, flops: float, options: Options) -> di
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the third; of a single value that value twice."""
+    """The first and the third quartile. Of a single value, both are that value."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -143,7 +149,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _difference(results: Sequence[jax.Array], expected: Sequence[jax.Array]) -> float:
-    """The largest difference as a share of the largest number, of the array where it is worst."""
+    """The largest difference of any result, as a share of that result's largest number."""
     return float(jnp.max(jnp.stack([_share(*x) for x in zip(results, expected, strict=True)])))
 
 

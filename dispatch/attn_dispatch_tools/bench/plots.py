@@ -35,7 +35,7 @@ _COLOURS = {
     "torch: flash": "#a9adb3",
 }
 _OTHER_COLOURS = ("#8c6d31", "#ce6dbd", "#637939", "#d6a62c")
-_LEAST_LENGTHS = 3
+_MIN_LENGTHS = 3
 """The fewest lengths for a line plot. For fewer, the bars show as much."""
 
 
@@ -57,7 +57,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
         for grid, name, cells in _families(report):
             if figure := _bars(report, grid, name, cells, colours):
                 keep(figure, f"bars-{grid}-{name}" if name else f"bars-{grid}")
-            if grid in IN_MICROSECONDS or len({x.cell.seq_len for x in cells}) < _LEAST_LENGTHS:
+            if grid in IN_MICROSECONDS or len({x.cell.seq_len for x in cells}) < _MIN_LENGTHS:
                 continue
             if figure := _lines(report, name, cells, colours, ("tflops",), "TFLOP/s", 1.0):
                 keep(figure, f"lengths-{grid}-{name}")

@@ -1,4 +1,4 @@
-"""The results of a run, as JSON. The table and the plots are made from this alone."""
+"""The results of a run, as JSON. The table and the plots are made from these alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from attn_dispatch.files import reading, writing
 from attn_dispatch_tools.bench.cells import Cell
 
-_MOST_BYTES = 2**27
+_MAX_BYTES = 2**27
 _SAME = ("device", "driver", "cudnn", "jax")
+"""The facts that must be equal in files which are read as one report."""
 
 
 @dataclass
@@ -24,7 +25,7 @@ class CellResults:
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def value(self, direction: str, peer: str, *keys: str) -> float | None:
-        """A measured number, as value("forward", "ours", "wall_us", "median"); else None."""
+        """A number, such as value("forward", "ours", "wall_us", "median"); None if not measured."""
         found: Any = self.results.get(direction, {}).get(peer, {})
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
@@ -36,8 +37,7 @@ class Report:
     """The results of all cells of a run, and how it was run."""
 
     environment: dict[str, Any]
-    """The facts of `reports.environment`, with the versions of "peers" and why others are "absent".
-    """
+    """The facts of `reports.environment`, the versions of "peers", and why others are "absent"."""
     options: dict[str, Any]
     cells: list[CellResults] = field(default_factory=list)
     stopped: str = ""
@@ -47,7 +47,7 @@ class Report:
 
     @property
     def peers(self) -> list[str]:
-        """The names of the peers that have a number in some cell, in the order of the run."""
+        """The names of the peers that were timed in some cell, in the order of the run."""
         names: dict[str, None] = {}
         for x in self.cells:
             for results in x.results.values():
@@ -56,7 +56,7 @@ class Report:
         return sorted(names, key=lambda x: order.index(x) if x in order else len(order))
 
     def write(self, path: Path) -> None:
-        """Write the report as JSON: all of it or nothing, even if the run is ended meanwhile."""
+        """Write the report as JSON, completely or not at all, even if the process is killed."""
         data = {
             "environment": self.environment,
             "options": self.options,
@@ -99,7 +99,7 @@ def read(paths: Sequence[Path]) -> Report:
 
 def _read(path: Path) -> Report:
     try:
-        data = reading.json_file(path, _MOST_BYTES)
+        data = reading.json_file(path, _MAX_BYTES)
         cells = [CellResults(Cell.from_json(x), x["results"], x["notes"]) for x in data["cells"]]
         environment = {"peers": {}, "absent": {}} | data["environment"]
         return Report(environment, data["options"], cells, data["stopped"], data["not_measured"])

@@ -1,4 +1,4 @@
-"""A run: all cells, one after the other, saved after each."""
+"""A run: measures all cells, one after the other, and saves the report after each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.arrays import CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.measure import Options, measure
 from attn_dispatch_tools.bench.peers.peer import Peer, first_line
@@ -15,12 +15,13 @@ from attn_dispatch_tools.reports.environment import environment
 
 _WARM_UP = Cell("warm up", "d128 causal", 1, 256, 8, 8, 128, 128)
 
-Measure = Callable[..., dict[str, dict[str, Any]]]
+MeasureCell = Callable[..., dict[str, dict[str, Any]]]
+"""`measure.measure`, or what tests call in its place."""
 
 
 def present(peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, Any]]:
-    """The peers that can be used here, and the environment with all versions and the reasons of
-    absent ones."""
+    """The peers that can be used here, and the environment with the versions of all peers and the
+    reasons why others are absent."""
     absent = {peer.name: peer.absent() for peer in peers}
     facts = environment()
     facts["peers"] = {peer.name: peer.version() for peer in peers}
@@ -35,12 +36,12 @@ def run(
     options: Options,
     report: Report,
     path: Path,
-    measure: Measure = measure,
+    measure: MeasureCell = measure,
 ) -> Iterator[CellResults]:
     """Measure the cells into `report`, and yield each when it is saved at `path`.
 
-    A time limit ends the run between two measurements, an interruption anywhere; in both cases the
-    report records it and is saved.
+    A time limit ends the run between two measurements, an interrupt at any time. Either way, the
+    report says so and is saved.
     """
     left = [f"{cell.grid}: {cell.name}" for cell in cells]
     try:
@@ -51,7 +52,7 @@ def run(
                 break
             found = CellResults(cell)
             report.cells.append(found)
-            arrays = Arrays(cell)
+            arrays = CellArrays(cell)
             for direction in directions:
                 if not options.is_over():
                     found.results[direction] = measure(cell, direction, peers, arrays, options)
@@ -72,18 +73,18 @@ def run(
 
 
 def _warm_up(peers: Sequence[Peer]) -> None:
-    """Have every peer load its libraries, so that no cell's first call includes that."""
-    arrays = Arrays(_WARM_UP)
+    """Make every peer load its libraries, so that no cell's first call includes that time."""
+    arrays = CellArrays(_WARM_UP)
     for peer in peers:
         try:
             if peer.concerns(_WARM_UP):
                 peer.program(_WARM_UP, "forward_backward", arrays)
             peer.release()
         except Exception:
-            continue  # the cells report the error
+            continue  # the same error will be reported for the cells
 
 
-def _notes(cell: Cell, peers: Sequence[Peer], arrays: Arrays) -> dict[str, dict[str, Any]]:
+def _notes(cell: Cell, peers: Sequence[Peer], arrays: CellArrays) -> dict[str, dict[str, Any]]:
     found = {}
     for peer in peers:
         if not peer.concerns(cell):

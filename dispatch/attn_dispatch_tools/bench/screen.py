@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a progress bar or a line for each cell, then a table."""
+"""The display of a run on the terminal: a progress bar or a line for each cell, then a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
     """Yields the same cells, and shows each one as it arrives."""
     with progress("Cells", total) as shown:
         for i, found in enumerate(cells, 1):
-            shown.say(f"[{i}/{total}] {summary_line(found)}")
+            shown.print_line(f"[{i}/{total}] {summary_line(found)}")
             shown.step()
             yield found
 
@@ -31,7 +31,7 @@ def summary_line(found: CellResults) -> str:
 
 
 def show(report: Report) -> None:
-    """Show how often each peer was the fastest. The numbers themselves are in the file."""
+    """Show how often each peer was the fastest. The report's file has the times."""
     directions = [*dict.fromkeys(x for cell in report.cells for x in cell.results)]
     rows = []
     for name in report.peers:
@@ -41,7 +41,7 @@ def show(report: Report) -> None:
     if not rows:
         return
     head = ["peer", "cells", *(x.replace("_", "+") for x in directions)]
-    text = f"\nfastest by wall time, in so many cells\n\n{style.table(head, rows)}\n"
+    text = f"\nfastest by wall time: number of cells\n\n{style.table(head, rows)}\n"
     style.show(text, {r"(?m)^(?:fastest by|peer ).*": style.HEADING, style.RULE: style.QUIET})
 
 

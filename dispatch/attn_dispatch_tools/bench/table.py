@@ -13,7 +13,8 @@ TITLES = {
     "forward_backward": "forward and backward",
 }
 IN_MICROSECONDS = ("small", "packed")
-"""Grids shown by time: TFLOP/s mean little for tiny calls, or for batches that some peers pad."""
+"""The grids whose numbers are times, because TFLOP/s say little about tiny calls, or about packed
+sequences that some peers pad."""
 
 
 def markdown(report: Report) -> str:

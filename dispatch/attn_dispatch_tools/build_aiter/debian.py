@@ -75,7 +75,7 @@ def _has_tool(clang: str, tool: str) -> bool:
 
 
 def command(clang: str, work: Path) -> tuple[str, ...]:
-    """The command that starts `clang`, with flags for what ROCm's hipcc knows by itself."""
+    """The command that starts `clang`, with the flags that ROCm's hipcc would add."""
     headers = _made_once(work / "hip_headers", _make_headers)
     libraries = _made_once(
         work / "device_libraries", lambda folder: _make_device_libraries(clang, folder)

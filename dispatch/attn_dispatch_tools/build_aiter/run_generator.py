@@ -12,28 +12,28 @@ import sys
 import types
 from pathlib import Path
 
-# The kernels that this project never calls, half of all: those that return dropout masks, for 8-bit
-# floats, and those that skip short sequences.
-_NEVER_ASKED = re.compile("_storerandval_|_fp8|_skip_")
+# Kernels that this project never calls, half of all: those that return dropout masks, those for
+# 8-bit floats, and those that skip short sequences.
+_NEVER_CALLED = re.compile("_storerandval_|_fp8|_skip_")
 
 # Split-KV kernels are called with key lengths, so they must pad keys, and not for packed sequences
 # (groups). Kernels that do not pad query rows are no faster for the few rows that there are.
-_NEVER_ASKED_OF_SPLIT_KV = re.compile("_group_|_bias_|_vr_(?!pssk)|_unused_(?!ps)")
+_NEVER_CALLED_SPLIT_KV = re.compile("_group_|_bias_|_vr_(?!pssk)|_unused_(?!ps)")
 
 _matches = fnmatch.fnmatch
 
 
-def _matches_what_is_asked(name: str, pattern: str) -> bool:
-    if name.startswith("fmha_fwd_splitkv_") and _NEVER_ASKED_OF_SPLIT_KV.search(name):
+def _matches_and_is_called(name: str, pattern: str) -> bool:
+    if name.startswith("fmha_fwd_splitkv_") and _NEVER_CALLED_SPLIT_KV.search(name):
         return False
-    return _matches(name, pattern) and not _NEVER_ASKED.search(f"{name}_")
+    return _matches(name, pattern) and not _NEVER_CALLED.search(f"{name}_")
 
 
 def main() -> None:
     """Run the script as `python SCRIPT ARGUMENTS...` would, except for two changed modules."""
     archs, script, *arguments = sys.argv[1:]
     # CK's filters are fnmatch patterns, which cannot express what to leave out.
-    fnmatch.fnmatch = _matches_what_is_asked
+    fnmatch.fnmatch = _matches_and_is_called
     # AITER's chip_info would look for hipconfig, rocminfo and a GPU, although the architectures are
     # known here, and for setuptools, which environments of Python 3.12 lack.
     chip_info = types.ModuleType("chip_info")

@@ -86,7 +86,7 @@ def _next(devices: list[Device]) -> list[tuple[str, str]]:
     """(what, command line) of the steps that remain to be done on this machine."""
     usable = {x.NAME for x in select.implementations() for y in devices if not x.unusable_reason(y)}
     platforms = {device.platform for device in devices}
-    asked = 'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" --causal'
+    explain = 'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" --causal'
     if "cuda" in platforms and "cudnn" not in usable:
         install = f"ATTN_DISPATCH_CUDA=1 pip install '.[cuda{cuda_majors()[0]}]'"
         return [("cuDNN is not usable yet: build the library in a checkout", install)]
@@ -100,7 +100,7 @@ def _next(devices: list[Device]) -> list[tuple[str, str]]:
         ]
     if platforms & {"cuda", "rocm"}:
         return [
-            ("what runs a call of yours, and why", asked),
+            ("what runs a call of yours, and why", explain),
             ("prove the kernels on this GPU", "attn-dispatch verify --out report"),
         ]
-    return [("XLA computes everything here. What a GPU would run:", f"{asked} --target h100")]
+    return [("XLA computes everything here. What a GPU would run:", f"{explain} --target h100")]

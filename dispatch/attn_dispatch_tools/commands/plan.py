@@ -115,8 +115,8 @@ _MARKS = {
 
 def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
     """The engine that was planned, or the reasons why none was; and whether one was."""
-    asked = spec.meaning.implementation or ("cudnn",)
-    verdicts = verdicts_on(spec.by(*asked), device)
+    names = spec.meaning.implementation or ("cudnn",)
+    verdicts = verdicts_on(spec.by(*names), device)
     for verdict in verdicts:
         if verdict.plan is not None:
             return f"{verdict.implementation}: {verdict.plan.engine}", True

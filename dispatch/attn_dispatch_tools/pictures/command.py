@@ -33,7 +33,8 @@ _EXAMPLES = (
     "attn-dispatch mask --seq 8 --segments 1,1,1,2,2,3,3,0 --causal --out mask.svg",
     'attn-dispatch mask --seq 12 --mod "chunked_window(4)"',
 )
-_MOST = 512
+_MAX_LENGTH = 512
+"""The most queries or keys that are shown."""
 
 
 def add_parser(commands: Commands, help: str) -> None:
@@ -90,8 +91,9 @@ _MARKS = {r"(?m)^ *\d+(?: +\d+)+$": style.QUIET, r"(?<=[\w. ])[._](?!\d)": style
 
 def _panel(args: argparse.Namespace) -> Panel:
     queries, keys = _two("--seq", args.seq)
-    if not 0 < max(queries, keys) <= _MOST or min(queries, keys) < 1:
-        raise ValueError(f"--seq: expected 1 to {_MOST} queries and keys, got {queries} and {keys}")
+    if not 0 < max(queries, keys) <= _MAX_LENGTH or min(queries, keys) < 1:
+        expected = f"expected 1 to {_MAX_LENGTH} queries and keys"
+        raise ValueError(f"--seq: {expected}, got {queries} and {keys}")
     call = given(args, MASK_FLAGS)
     if args.lengths:
         both = _two("--lengths", args.lengths)
@@ -179,7 +181,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers like 5,8, got {text!r}") from None
 
 
-_OF_OTHERS = ("all_of", "any_of", "not_", "with_query_offset")
+_TAKE_MODS = ("all_of", "any_of", "not_", "with_query_offset")
 """Functions of `mods` that take other mods, which a command line cannot express."""
 
 
@@ -196,7 +198,7 @@ def _mod(text: str) -> tuple[str, Any, str]:
     except (MemoryError, RecursionError, SyntaxError, ValueError):  # the first two: nested brackets
         raise argparse.ArgumentTypeError(expected) from None
     name = call.func.id
-    if name not in (known := [x for x in mods.__all__ if x not in _OF_OTHERS]):
+    if name not in (known := [x for x in mods.__all__ if x not in _TAKE_MODS]):
         raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {name!r}")
     try:
         mod = getattr(mods, name)(*values, **by_name)

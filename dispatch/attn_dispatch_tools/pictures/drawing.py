@@ -31,10 +31,10 @@ _CELL = 0.17
 """The side of a cell in inches."""
 
 _DOTS_PER_INCH = 200
-_MOST_DOTS = 6000
+_MAX_DOTS = 6000
 """The most dots along a side. A larger picture has fewer dots per inch."""
 
-_MOST_NUMBERS = 2**14
+_MAX_NUMBERS = 2**14
 """The most numbers in a picture. matplotlib takes 10 KB for each, and a second for some thousands.
 """
 _KINDS = (".svg", ".png")
@@ -70,7 +70,7 @@ def draw(figure: Figure, path: Path) -> None:
         metadata: dict[str, Any] = {"Description": figure.text()}
         if path.suffix.lower() == ".svg":
             metadata["Date"] = None
-        dots = min(_DOTS_PER_INCH, _MOST_DOTS / (max(width, height) * _CELL))
+        dots = min(_DOTS_PER_INCH, _MAX_DOTS / (max(width, height) * _CELL))
         canvas.savefig(path, metadata=metadata, dpi=dots)
 
 
@@ -82,8 +82,8 @@ def _width(panel: Panel) -> int:
 def _draw_panel(axes: Any, panel: Panel, left: float, top: float) -> None:
     picture = panel.picture
     count = 0 if picture.numbers is None else int(picture.mask.sum())
-    if count > _MOST_NUMBERS:
-        raise ValueError(f"expected at most {_MOST_NUMBERS:,} numbers to draw, got {count:,}")
+    if count > _MAX_NUMBERS:
+        raise ValueError(f"expected at most {_MAX_NUMBERS:,} numbers to draw, got {count:,}")
     axes.text(left, top - 1.3, panel.title, va="bottom", weight="bold")
     for color, cells in _cells(picture).items():
         squares = [_square(left + j, top + i) for i, j in np.argwhere(cells)]

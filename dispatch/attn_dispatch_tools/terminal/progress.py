@@ -38,7 +38,7 @@ class Progress:
         elif note and (done == total or done % self._every == 0):
             self._print(f"{done} of {total}: {note}")
 
-    def say(self, text: str, *, is_bad: bool = False) -> None:
+    def print_line(self, text: str, *, is_bad: bool = False) -> None:
         """Print a line that stays, above the bar if there is one."""
         if self._bar is not None:
             style = BAD if is_bad else None

@@ -1,4 +1,4 @@
-"""Cases of serving: few queries of each row beside a cache, contiguous or in pages."""
+"""Serving: a few queries in each row, and a cache of keys and values, contiguous or in pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DTYPES = ("bfloat16", "float16")
 _CAUSAL = {"is_causal": True, "alignment": "bottom_right"}
 _HEADS = ((32, 8), (8, 8), (16, 1), (20, 4))
 _PAGES = (0, 1, 2, 8, 16, 64, 128, 256, 1024)
-"""0: not in pages."""
+"""Page sizes; 0: a contiguous cache."""
 
 _FEATURES: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": 1},
@@ -31,7 +31,7 @@ _FEATURES: dict[str, dict[str, Any]] = {
     "sinks_and_window": {"sinks": 1, "window": (64, 0)},
     "query_lengths": {"some_queries": True},
 }
-_OF_WHOLE_PAGES: dict[str, dict[str, Any]] = {
+_WHOLE_PAGE_FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "cap": {"soft_cap": 20.0},
     "window": {"window": (300, 0)},
@@ -46,7 +46,7 @@ _TRANSFORMS = ("vmap", "scan", "eager", "donate")
 
 
 def _lengths(s: int) -> tuple[int, ...]:
-    """Full, none, one, all but one, and some."""
+    """Five lengths of a cache of s keys: full, empty, one key, all but one, and about a third."""
     return s, 0, 1, s - 1, s // 3 + 1
 
 
@@ -55,7 +55,7 @@ Named = tuple[str, dict[str, Any]]
 
 
 def _case(name: str, number: int, **facts: Any) -> Case:
-    """Cases in both dtypes in turn, with five rows of all kinds of lengths."""
+    """A case; the dtype alternates with the number, and by default rows have `_lengths`."""
     s, t = facts["s"], facts["t"]
     facts = {"b": 5, "n": 8, "k": 2, "h": 64, "scale": 0.15, **_CAUSAL} | facts
     facts["dtype"] = _DTYPES[number % 2]
@@ -97,15 +97,16 @@ def _serving() -> Iterator[Named]:
 
 def _whole_pages() -> Iterator[Named]:
     """Calls for which kernels read whole pages."""
-    for t, page, feature in product((1, 3, 33), (0, 24, 64), _OF_WHOLE_PAGES):
+    for t, page, feature in product((1, 3, 33), (0, 24, 64), _WHOLE_PAGE_FEATURES):
         near = (576, 63, 64, 65, 449)
         yield f"whole_{feature}_t{t}_page{page}", dict(t=t, s=576, page=page, kv_lengths=near,
-            **_OF_WHOLE_PAGES[feature])  # fmt: skip
-    # A bias of batch rows alone, and pages of one key: then a window leaves nothing before them.
-    of_rows = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)
+            **_WHOLE_PAGE_FEATURES[feature])  # fmt: skip
+    # What the score_mod adds depends on the batch row, not on the head. With pages of one key, a
+    # window begins exactly where a page begins.
+    by_row = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)
     for t, page, window in product((1, 4), (1, 64), (None, 634)):
         yield f"sum_of_rows_t{t}_page{page}_window{window}", dict(t=t, s=960, page=page,
-            score_mod=of_rows, window=(window, None if window is None else 0),
+            score_mod=by_row, window=(window, None if window is None else 0),
             kv_lengths=(0, 528, 759, 960, 64))  # fmt: skip
     for (n, k), t in product(((16, 1), (20, 4), (4, 4)), (3, 12, 16, 40)):
         yield f"grouped{n}_{k}_t{t}", dict(n=n, k=k, t=t, s=2048, page=64)

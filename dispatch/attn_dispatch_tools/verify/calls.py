@@ -64,7 +64,7 @@ class CaseProgram:
         """The compiled program of what `trace` returned."""
         return _lowered(traced).compile()
 
-    def runs(self, traced: Any) -> tuple[Callable[[NamedArrays], NamedArrays], str]:
+    def run_and_text(self, traced: Any) -> tuple[Callable[[NamedArrays], NamedArrays], str]:
         """A function that runs the traced program, and its lowered text, which names its kernels.
 
         The compiled text may lack a kernel: XLA drops one whose results it knows, as when a
@@ -137,10 +137,10 @@ def _forward(case: Case, options: AttentionOptions) -> ForwardCall:
     names = ("out", *(name for name, wanted in extra.items() if wanted))
 
     def call(arrays: NamedArrays) -> NamedArrays:
-        asked = options
+        called = options
         if case.page:
-            asked, arrays = paged_options(case, options), in_pages(case, arrays)
-        results = attention(asked, tuple(arrays[name] for name in asked.operands))
+            called, arrays = paged_options(case, options), in_pages(case, arrays)
+        results = attention(called, tuple(arrays[name] for name in called.operands))
         return dict(zip(names, results, strict=True))
 
     return call
@@ -154,8 +154,8 @@ def _with_gradients(case: Case, call: ForwardCall, gradients: tuple[str, ...]) -
 
         def outputs(wanted: NamedArrays) -> tuple[tuple[jax.Array, ...], NamedArrays]:
             results = call(constant | wanted)
-            pulled = ("out", "lse") if case.lse_grad else ("out",)
-            return tuple(results[x] for x in pulled), results
+            differentiated = ("out", "lse") if case.lse_grad else ("out",)
+            return tuple(results[x] for x in differentiated), results
 
         _, pull, results = jax.vjp(outputs, {x: arrays[x] for x in gradients}, has_aux=True)
         cotangents = ("out_grad", "lse_grad") if case.lse_grad else ("out_grad",)

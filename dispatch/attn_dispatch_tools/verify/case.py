@@ -37,7 +37,7 @@ class Case:
     """One attention call; shapes have the letters of `attn_dispatch.call.spec`."""
 
     name: str
-    """"family/what is particular about it"; it also seeds the arrays."""
+    """The family, a slash, and what distinguishes the case. The arrays are drawn from the name."""
     b: int = 2
     t: int = 10
     s: int = 14
@@ -59,7 +59,7 @@ class Case:
     own_arrays: bool = False
     """Whether each part of a mapped call has different arrays for its mods."""
     mods_start: tuple[int, int] = (0, 0)
-    """The first b and n."""
+    """The batch index and the head index at which a mod's b and n begin."""
     dropout: float = 0.0
     dropout_keys: int = 1
     dropout_impl: str = "threefry2x32"
@@ -246,10 +246,11 @@ class Case:
     def _query_key_value(self, normal: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
         q, k = self.magnitude * normal("query"), self.magnitude * normal("key")
         if self.score_shift:
-            # Half of the columns of each are constant, so that every score moves alike. Those of
-            # query are the larger ones: a fused backward pass takes delta from the rounded output,
-            # and that rounding times key's constant is an error of every row of query's gradient,
-            # while times query's constant it mostly cancels in key's.
+            # Half of the columns of query and key are constants, so that all scores shift by the
+            # same amount. Query's constant is the larger one, because a fused backward pass
+            # computes delta from the rounded output. Multiplied by key's constant, the rounding
+            # error stays in every row of query's gradient; multiplied by query's constant, it
+            # mostly cancels in key's gradient.
             columns = max(1, self.h // 2)
             root = np.sqrt(abs(self.score_shift / self.scale) / columns)
             q[..., :columns] = 3 * root
@@ -293,12 +294,12 @@ class Case:
 
     @property
     def _copies(self) -> int:
-        """The number of parts of the batch in each of which b counts from the start."""
+        """The number of mapped calls. In each, a mod's b counts its part of the batch from 0."""
         return self.mapped if self.transform in ("vmap", "scan") else 1
 
     @property
     def _read_lengths(self) -> dict[str, int]:
-        """The length of an array that a mod reads by an index."""
+        """By index (b, n, t or s), the length of the arrays that mods read at it."""
         b, n = self.mods_start
         sequences = self.b // self._copies if self.cu_q is None else len(self.cu_q[0]) - 1
         return {"b": b + sequences, "n": n + self.n, "t": self.t, "s": self.s}
@@ -318,9 +319,9 @@ class Case:
     def _programs(self) -> dict[str, ModProgram]:
         lengths, programs = self._read_lengths, {}
         if self.score_mod:
-            of_arrays = tuple(lengths[x] for x in drawn_mods.reads_of(self.score_mod))
+            array_lengths = tuple(lengths[x] for x in drawn_mods.reads_of(self.score_mod))
             dtype = lse_dtype(self.dtype)
-            programs["score_mod"] = drawn_mods.score_mod(self.score_mod, of_arrays, dtype)
+            programs["score_mod"] = drawn_mods.score_mod(self.score_mod, array_lengths, dtype)
         if self.mask_mod is not None:
             programs["mask_mod"] = drawn_mods.mask_mod(*self.mask_mod, lengths["b"])
         return programs
@@ -372,7 +373,7 @@ class Case:
         )
 
     def backward_options(self, gradients: tuple[str, ...] | None = None) -> AttentionOptions:
-        """The options of the backward call, for these gradients or all that there are."""
+        """The options of the backward call, for these gradients; by default all of them."""
         return backward_options(
             self.forward_options(),
             self.differentiable if gradients is None else gradients,
@@ -388,7 +389,7 @@ _SEGMENTS = {"q_segments", "kv_segments"}
 
 
 def _runs(rows: Rows) -> list[list[list[int]]]:
-    """Rows of ids as runs of [id, how many]."""
+    """Rows of ids as runs of [id, count]."""
     return [[[x, len(list(run))] for x, run in groupby(row)] for row in rows]
 
 

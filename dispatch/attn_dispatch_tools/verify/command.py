@@ -161,9 +161,9 @@ def _chosen(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
 
 
 def _check_can_run(args: argparse.Namespace, implementation: str) -> None:
-    """Find what would keep the report from being written, before everything has run."""
+    """Raise an error before the cases run if they could not run, or the report not be written."""
     if args.html:
-        page("")
+        page("")  # raises if rich is missing
         _plots_module()
     if unusable := select.named(implementation).unusable_reason(default_device()):
         sys.exit(f"error: {implementation} cannot run here: {unusable}")

@@ -9,8 +9,8 @@ import numpy as np
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.reference import Operands, segment_ids
 
-_OF_QUERIES = ("query", "out_grad", "out")
-_OF_KEYS = ("key", "value")
+_QUERY_ARRAYS = ("query", "out_grad", "out")
+_KEY_ARRAYS = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Document:
         """The arrays of a call with this document's all `fill`, or else all different ones."""
         rng = np.random.default_rng(3)
         operands = {name: np.array(x) for name, x in operands.items()}
-        for names, rows in ((_OF_QUERIES, self.queries), (_OF_KEYS, self.keys)):
+        for names, rows in ((_QUERY_ARRAYS, self.queries), (_KEY_ARRAYS, self.keys)):
             for name in set(names) & set(operands):
                 x = operands[name]
                 new = rng.standard_normal(x.shape[1:]) if fill is None else np.full(1, fill)
@@ -56,9 +56,9 @@ class Document:
             x = np.array(x)
             if name in ("lse", "row_max"):
                 x[self.batch_row][:, self.queries] = 0
-            elif name in _OF_QUERIES:
+            elif name in _QUERY_ARRAYS:
                 x[self.batch_row, self.queries] = 0
-            elif name in _OF_KEYS:
+            elif name in _KEY_ARRAYS:
                 x[self.batch_row, self.keys] = 0
             else:
                 continue

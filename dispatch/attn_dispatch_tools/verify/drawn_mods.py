@@ -227,23 +227,23 @@ class DrawnScoreMod(ModProgram):
             one = _given(step, values, places.t, places.s, read)
             values.append(np.asarray(_ALL[step.formula].value(functions, one), score.dtype))
             given.append(one)
-        of_score, of_last = _shares(self.steps)
-        slopes: list[Any] = [of_score, *(0.0 for _ in self.steps)]
-        slopes[-1] = slopes[-1] + of_last
+        score_share, last_share = _shares(self.steps)
+        slopes: list[Any] = [score_share, *(0.0 for _ in self.steps)]
+        slopes[-1] = slopes[-1] + last_share
         by_read: dict[str, Any] = dict.fromkeys(self.reads, 0.0)
         for i in reversed(range(len(self.steps))):
             step, slope = self.steps[i], slopes[i + 1]
-            of_x, of_y, of_read = _ALL[step.formula].slopes(functions, given[i])
-            slopes[step.x] = slopes[step.x] + slope * of_x
-            slopes[step.y] = slopes[step.y] + slope * of_y
+            x_slope, y_slope, read_slope = _ALL[step.formula].slopes(functions, given[i])
+            slopes[step.x] = slopes[step.x] + slope * x_slope
+            slopes[step.y] = slopes[step.y] + slope * y_slope
             if _ALL[step.formula].reads:
-                by_read[step.read] = by_read[step.read] + slope * of_read
+                by_read[step.read] = by_read[step.read] + slope * read_slope
 
         def like_score(x: Any) -> np.ndarray:
             return np.broadcast_to(np.asarray(x, score.dtype), score.shape)
 
         by_read = {x: like_score(y) for x, y in by_read.items()}
-        return of_score * score + of_last * values[-1], like_score(slopes[0]), by_read
+        return score_share * score + last_share * values[-1], like_score(slopes[0]), by_read
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Cases drawn at random: shapes, dtypes, layouts, masks, scores and transforms all at once.
 
 Unusual choices are likely: scales of 0 and below, one query, one key, sequences without keys, value
-dims of any size, padding rows only, scores of some hundred, Inf beside NaN in padding, gradients of
-only some operands.
+dims of any size, rows of padding only, scores in the hundreds, Inf beside NaN in padding, gradients
+of only some operands.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _case(name: str, rng: SeededRandom, sizes: Sizes) -> Case:
     facts |= _LAYOUT[layout](rng, b, t, s)
     facts |= _pairs(rng, b, n, t, s, layout)
     facts |= _scores(rng, b, n, t, s, h, dtype, layout)
-    facts |= _asked_for(rng, b, transform)
+    facts |= _dropout_and_results(rng, b, transform)
     # Separate seeds for what was added later keep the rest of a case the same.
     facts |= _traced_window(SeededRandom(f"{name}/window"), b, facts)
     facts |= _mods(SeededRandom(f"{name}/mods"), facts)
@@ -107,7 +107,7 @@ def _length(rng: SeededRandom, full: int) -> int:
 
 
 def any_length(rng: SeededRandom, full: int) -> int:
-    """A length, in one of 12 an invalid one, which makes its batch row NaN."""
+    """A length; one in twelve is invalid and makes its batch row NaN."""
     return rng.one_of((-2, full + 3)) if rng.is_one_in(12) else _length(rng, full)
 
 
@@ -120,7 +120,7 @@ def _packed(rng: SeededRandom, b: int, t: int, s: int) -> Facts:
 
 
 def _ids(rng: SeededRandom, length: int) -> tuple[int, ...]:
-    """Ascending ids from 1 to 6, with padding anywhere between them; any may be missing."""
+    """Ascending ids from 1 to 6, with padding anywhere between them; some ids may be missing."""
     ids: list[int] = []
     for document in range(1, 7):
         room = length - len(ids)
@@ -159,7 +159,7 @@ def _pairs(rng: SeededRandom, b: int, n: int, t: int, s: int, layout: str) -> Fa
 
 
 def _traced_window(rng: SeededRandom, b: int, facts: Facts) -> Facts:
-    """Some windows as an array, for all batch rows or for each, seldom an invalid one."""
+    """Some windows as an array, one row for all batch rows or for each; few are invalid."""
     sides = facts.get("window", (None, None))
     if sides == (None, None) or not rng.is_one_in(4):
         return {}
@@ -170,12 +170,13 @@ def _traced_window(rng: SeededRandom, b: int, facts: Facts) -> Facts:
     return {"window": (None, None), "window_arrays": tuple(rows)}
 
 
-_BY_PAIR = ("mask", "bias", "window_arrays", "q_segments", "cu_q", "mask_mod")
+_NOT_WITH_A_CACHE = ("mask", "bias", "window_arrays", "q_segments", "cu_q", "mask_mod")
+"""Fields of calls that do not become calls with a cache."""
 
 
 def _cache(rng: SeededRandom, facts: Facts, sizes: Sizes) -> Facts:
-    """Some calls as in serving: few queries beside a cache, which is mostly in pages."""
-    if any(facts.get(x) is not None for x in _BY_PAIR) or not rng.is_one_in(2):
+    """Some calls as in serving: a few queries and a cache, which is mostly in pages."""
+    if any(facts.get(x) is not None for x in _NOT_WITH_A_CACHE) or not rng.is_one_in(2):
         return {}
     pages = (1, 2, 4, 8, 16, 16, 32, 64, 64, 128, 256) if max(sizes.lengths) > 64 else (1, 2, 4)
     page = rng.one_of(pages)
@@ -242,8 +243,8 @@ def _mods(rng: SeededRandom, facts: Facts) -> Facts:
 
 
 def steps(rng: SeededRandom, is_of_the_past: bool) -> tuple[Step, ...]:
-    """3 to 20 steps; if `is_of_the_past`, some may be NaN for keys after the query."""
-    # An array by query has an entry for each row, and backward passes take few such arrays.
+    """3 to 20 steps, with `is_of_the_past` also ones that are NaN for keys after the query."""
+    # An array that is read at t has an entry for each query, and backward passes take few of these.
     readable = ("n", "s", "b", "t") if rng.is_one_in(3) else ("n", "n", "b")
     formulas = tuple(x for x in FORMULAS if is_of_the_past or x not in OF_THE_PAST)
     return tuple(
@@ -289,7 +290,8 @@ def _scores(
     return facts
 
 
-def _asked_for(rng: SeededRandom, b: int, transform: Transform) -> Facts:
+def _dropout_and_results(rng: SeededRandom, b: int, transform: Transform) -> Facts:
+    """Dropout, determinism, and which results and gradients the call has."""
     facts: Facts = {"deterministic": rng.is_one_in(5)}
     if rng.is_one_in(5):
         facts["dropout"] = rng.one_of((0.1, 0.5))

@@ -60,24 +60,25 @@ def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
 
 
 def check(
-    case: Case, draw: Draw, operands: Operands, together: int = 1
+    case: Case, draw: Draw, operands: Operands, rows_per_number: int = 1
 ) -> tuple[np.ndarray, list[str]]:
     """The mask of a case, and failures of its rate or of its independence.
 
     Args:
-      together: the number of rows, of twice as many consecutive ones, that share a random number.
+      rows_per_number: the number of rows that share each random number. They are every other row of
+        twice as many consecutive ones.
     """
     keep = draw(operands)
     pairs = attended(case.forward_options(), operands)
     failures = []
     if not np.array_equal(keep & pairs, draw(operands) & pairs):
         failures.append("the same key dropped other entries the second time")
-    failures += _other_keys(case, draw, operands, keep, pairs, together)
-    failures += _not_independent(case, keep, pairs, together)
+    failures += _other_keys(case, draw, operands, keep, pairs, rows_per_number)
+    failures += _not_independent(case, keep, pairs, rows_per_number)
     own = pairs[: _batch_of_one_copy(case)]
     dropped, count = float((~keep[: len(own)] & own).sum()), int(own.sum())
     rate = case.dropout
-    if _chance_of(dropped / max(count, 1), rate, count / together) < _UNLIKELY:
+    if _chance_of(dropped / max(count, 1), rate, count / rows_per_number) < _UNLIKELY:
         failures.append(f"dropped {dropped:.0f} of {count} entries, expected a share of {rate:g}")
     return keep, failures
 
@@ -88,9 +89,9 @@ def _other_keys(
     operands: Operands,
     keep: np.ndarray,
     pairs: np.ndarray,
-    together: int,
+    rows_per_number: int,
 ) -> list[str]:
-    """Every word of every key must change the mask of that key's batch rows, and of no others."""
+    """Failures where a word of a key does not change its batch rows' mask, or changes others'."""
     failures = []
     keys = operands["dropout_key"]
     rows = case.b // keys.shape[0]
@@ -100,7 +101,8 @@ def _other_keys(
         changed = draw(operands | {"dropout_key": other}) != keep
         own = np.zeros_like(pairs)
         own[d * rows : (d + 1) * rows] = True
-        if _can_tell(case, pairs & own, together) and not (changed & pairs & own).any():
+        can_tell = _can_tell(case, pairs & own, rows_per_number)
+        if can_tell and not (changed & pairs & own).any():
             failures.append("another key dropped the same entries")
         if keys.shape[0] > 1 and (changed & pairs & ~own).any():
             failures.append("a key changed what another one drops")
@@ -108,7 +110,7 @@ def _other_keys(
 
 
 def _not_independent(
-    case: Case, keep: np.ndarray, pairs: np.ndarray, together: int = 1
+    case: Case, keep: np.ndarray, pairs: np.ndarray, rows_per_number: int = 1
 ) -> list[str]:
     """Failures where dropped entries depend on dropped entries elsewhere.
 
@@ -116,19 +118,21 @@ def _not_independent(
     """
     failures = []
     common = pairs[:, 1:] & pairs[:, :-1]
-    if _can_tell(case, common, together) and not ((keep[:, 1:] != keep[:, :-1]) & common).any():
+    can_tell = _can_tell(case, common, rows_per_number)
+    if can_tell and not ((keep[:, 1:] != keep[:, :-1]) & common).any():
         failures.append("all heads drop the same entries")
     part = _batch_of_one_copy(case)
     common = pairs[1:] & pairs[:-1]
     common[part - 1 :: part] = False
-    if _can_tell(case, common, together) and not ((keep[1:] != keep[:-1]) & common).any():
+    can_tell = _can_tell(case, common, rows_per_number)
+    if can_tell and not ((keep[1:] != keep[:-1]) & common).any():
         failures.append("all batch rows drop the same entries")
     dropped = np.where(pairs, ~keep - case.dropout, 0)[:part]
     for axis, (what, distances) in enumerate(_DISTANCES.items()):
         for distance in (x for x in distances if x < dropped.shape[axis]):
-            if what == "rows" and 1 < distance < 2 * together:
+            if what == "rows" and 1 < distance < 2 * rows_per_number:
                 continue
-            deviations = _deviations(case, dropped, pairs[:part], axis, distance, together)
+            deviations = _deviations(case, dropped, pairs[:part], axis, distance, rows_per_number)
             if abs(deviations) > _MAX_DEVIATIONS:
                 failures.append(
                     f"{what} {distance} apart do not drop independently: {deviations:+.1f} "
@@ -138,7 +142,12 @@ def _not_independent(
 
 
 def _deviations(
-    case: Case, dropped: np.ndarray, pairs: np.ndarray, axis: int, distance: int, together: int
+    case: Case,
+    dropped: np.ndarray,
+    pairs: np.ndarray,
+    axis: int,
+    distance: int,
+    rows_per_number: int,
 ) -> float:
     """The deviation from independence of entries at this distance, in standard deviations.
 
@@ -148,8 +157,8 @@ def _deviations(
     here, there = np.arange(distance, pairs.shape[axis]), np.arange(pairs.shape[axis] - distance)
     products = float((dropped.take(here, axis) * dropped.take(there, axis)).sum())
     count = int((pairs.take(here, axis) & pairs.take(there, axis)).sum())
-    # Rows that share a number repeat each product, mostly in consecutive rows.
-    repeats = 2 * together - 1
+    # Rows that share a random number have equal products. Those of consecutive rows repeat most.
+    repeats = 2 * rows_per_number - 1
     variance = count / repeats * (case.dropout * (1 - case.dropout)) ** 2
     return products / repeats / math.sqrt(variance) if variance >= _MIN_VARIANCE else 0.0
 
@@ -168,7 +177,7 @@ def _chance_of(share: float, rate: float, count: float) -> float:
     return math.exp(-count * sum(x * math.log(x / y) for x, y in terms if x > 0))
 
 
-def _can_tell(case: Case, pairs: np.ndarray, together: int) -> bool:
-    """Whether there are so many pairs that two masks cannot agree on all by chance."""
-    count = int(pairs.sum()) / together
+def _can_tell(case: Case, pairs: np.ndarray, rows_per_number: int) -> bool:
+    """Whether there are so many pairs that two masks cannot agree on all of them by chance."""
+    count = int(pairs.sum()) / rows_per_number
     return (1 - 2 * case.dropout * (1 - case.dropout)) ** count < _UNLIKELY

@@ -1,7 +1,7 @@
-"""Drawn calls, each with a rewrite that nothing requires.
+"""Drawn calls, each with a rewrite that it does not need.
 
-Most rewrites are needed where the kernels of other GPUs, or of another vendor, refuse a call. But
-they must be exact for any call, and so can be tested wherever there are kernels.
+Most rewrites are only needed where the kernels of other GPUs, or of another vendor, refuse a call.
+But each must be exact for any call, so that it can be tested wherever there are kernels.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TRIED = (*REWRITES, *ONE_BY_ONE)
 
 
 def each_rewrite(cases: Sequence[Case]) -> list[Case]:
-    """The cases, each with the least used of the rewrites that apply to it.
+    """The cases, each with that rewrite which applies to it and has been used least.
 
-    For SUM_AS_BIAS the case's score_mod becomes a sum, because drawn ones seldom are.
+    For SUM_AS_BIAS the case's score_mod is replaced by a sum, because drawn score_mods seldom are.
     """
     used: Counter[str] = Counter({rewrite.name: 0 for rewrite in _TRIED})
     return [_with_least_used(case, used) for case in cases]

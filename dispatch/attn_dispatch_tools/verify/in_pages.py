@@ -18,7 +18,7 @@ _UNUSED = 3
 """The number of pages that belong to no row."""
 
 _NO_PAGES = (-7, 2**30)
-"""Entries of the table past a length, in turn."""
+"""Invalid page numbers, which alternate in the table past a length."""
 
 
 def paged_options(case: Case, options: AttentionOptions) -> AttentionOptions:
@@ -29,7 +29,7 @@ def paged_options(case: Case, options: AttentionOptions) -> AttentionOptions:
 
 
 def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The operands of the paged call: pages in any order, with NaN in those of no row."""
+    """The operands of the paged call: pages in any order; pages that belong to no row hold NaN."""
     rows, pages = arrays["key"].shape[0], case.s // case.page
     rng = np.random.RandomState(zlib.crc32(b"pages of " + case.name.encode()))
     table = rng.permutation(rows * pages + _UNUSED)[: rows * pages].reshape(rows, pages)

@@ -23,13 +23,13 @@ _STATISTICS_ULPS = 4
 _TANH_ERROR = 2.0**-11
 
 _DEVIATIONS = 2
-"""The largest of a few normal errors, in standard deviations."""
+"""The size of the largest of a few normally distributed errors, in standard deviations."""
 
 _DOUBT = 1e-4
 """The error that the naive computation may have where all terms cancel."""
 
 
-def with_delta_of(out: np.ndarray, exact: np.ndarray, operands: Operands) -> Operands:
+def with_rounded_delta(out: np.ndarray, exact: np.ndarray, operands: Operands) -> Operands:
     """The operands with an lse_grad that has the effect of a rounded `out` in a backward pass.
 
     A fused pass computes delta, Σ p · dp, as Σ out · dout. So rounding `out` to 16 bits changes
@@ -48,17 +48,17 @@ def with_delta_of(out: np.ndarray, exact: np.ndarray, operands: Operands) -> Ope
     return operands | {"lse_grad": operands.get("lse_grad", np.zeros_like(lost)) + lost}
 
 
-def of_rounded_rows(
+def row_bias_gradient(
     exact: Operands, given: Operands, rounded: Operands, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """The gradient of a bias that is the same for all keys, from the delta of a rounded output.
+    """The gradient of a bias that is the same for all keys, with delta from a rounded output.
 
-    No kernel computes it: it is p_sink · delta + (1 - p_sink) · dlse (core/rewrites).
+    A rewrite computes it, not a kernel: p_sink · delta + (1 - p_sink) · dlse.
 
     Args:
       exact: the reference's results, lse and bias among them.
       given: the operands, with sinks.
-      rounded: the operands that `with_delta_of` returns.
+      rounded: the operands that `with_rounded_delta` returns.
       shape: the shape of the bias.
     """
     lse = exact["lse"]
@@ -116,7 +116,7 @@ def allowances(
                 f"{plain_error:.3g}, the largest entry is {size:.3g}, "
                 f"of terms of {terms:.3g} together"
             )
-        # All of few entries may by chance be numbers of the result's dtype.
+        # By chance, all entries of a small array may be exact in the result's dtype.
         plain_error = max(plain_error, float(jnp.finfo(plain.results[name].dtype).eps) * size / 2)
         if name in spread:
             plain_error = max(plain_error, _DEVIATIONS * float(spread[name].max(initial=0)))

@@ -1,4 +1,4 @@
-"""Cases with arrays in other orders in memory, from cases of every other table."""
+"""Cases whose arrays are in other orders in memory, made from cases of all other tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVERY_PAGED = 11
 
 
 def reordered(tables: Iterable[tuple[Case, ...]]) -> tuple[Case, ...]:
-    """Some cases of each table, in each order in turn; every other paged case has one pool."""
+    """Some cases of each table; orders take turns, and every other paged case has one pool."""
     found = []
     for table in tables:
         unpaged = [x for x in table if not x.page][::_EVERY_UNPAGED]

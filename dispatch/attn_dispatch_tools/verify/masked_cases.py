@@ -66,7 +66,7 @@ WINDOWS: tuple[Case, ...] = (
         (SQUARE, MORE_QUERIES),
     ),
     *table("window", {"left_causal": {"window": (8, None), **CAUSAL}}, (SMALL, ODD, MLA, EIGHTY)),
-    # Their backward pass moves to one diagonal: core/rewrites/one_diagonal.py.
+    # The backward passes of these run rewritten to one diagonal: core/rewrites/one_diagonal.py.
     *table(
         "window",
         {
@@ -86,8 +86,8 @@ WINDOWS: tuple[Case, ...] = (
 
 # The last row is empty, the first is full.
 _BOTH = {"q_lengths": (1, 0.45, 0.8, 0), "kv_lengths": (1, 0.7, 0, 0.3)}
-_OF_KEYS = {"kv_lengths": (1, 0.37, 0)}
-_OF_QUERIES = {"q_lengths": (1, 0.37, 0)}
+_KEY_LENGTHS = {"kv_lengths": (1, 0.37, 0)}
+_QUERY_LENGTHS = {"q_lengths": (1, 0.37, 0)}
 
 LENGTHS: tuple[Case, ...] = (
     *table(
@@ -96,18 +96,18 @@ LENGTHS: tuple[Case, ...] = (
             "full": _BOTH,
             "causal": _BOTH | CAUSAL,
             "bottom_right": _BOTH | BOTTOM_RIGHT,
-            "of_keys": _OF_KEYS,
-            "of_keys_causal": _OF_KEYS | CAUSAL,
+            "of_keys": _KEY_LENGTHS,
+            "of_keys_causal": _KEY_LENGTHS | CAUSAL,
         },
         FOUR,
     ),
     *table_in_turn(
         "lengths",
         {
-            "of_keys_bottom_right": _OF_KEYS | BOTTOM_RIGHT,
-            "of_queries": _OF_QUERIES,
-            "of_queries_causal": _OF_QUERIES | CAUSAL,
-            "of_queries_bottom_right": _OF_QUERIES | BOTTOM_RIGHT,
+            "of_keys_bottom_right": _KEY_LENGTHS | BOTTOM_RIGHT,
+            "of_queries": _QUERY_LENGTHS,
+            "of_queries_causal": _QUERY_LENGTHS | CAUSAL,
+            "of_queries_bottom_right": _QUERY_LENGTHS | BOTTOM_RIGHT,
             "window": _BOTH | {"window": (30, None), **CAUSAL},
             "window_bottom_right": _BOTH | {"window": (30, 10), **_RIGHT_ALIGNED},
             "all_full": {"q_lengths": (1, 1), "kv_lengths": (1, 1)},
@@ -138,7 +138,7 @@ MASKS: tuple[Case, ...] = (
     *table(
         "mask",
         {
-            "lengths": {"mask": "11ts", **_OF_KEYS},
+            "lengths": {"mask": "11ts", **_KEY_LENGTHS},
             "window": {"mask": "b1ts", "window": (60, None), **CAUSAL},
             "bias": {"mask": "b11s", "bias": "1nts", **CAUSAL},
         },
@@ -147,14 +147,14 @@ MASKS: tuple[Case, ...] = (
 )
 
 _DOCUMENTS = Packed((((1, 0.4), (2, 0.25), (3, 0.35)), ((1, 0.1), (2, 0.6), (3, 0.3))))
-# Padding before, between and after documents; a document 3 that is nowhere, and one of few rows.
+# Padding before, between and after documents; id 3 is missing in one row, and short in the other.
 _GAPS = Packed(
     (
         ((0, 0.03), (1, 0.27), (0, 0.05), (2, 0.25), (4, 0.3)),
         ((1, 0.52), (2, 0.02), (3, 0.01), (4, 0.2)),
     )
 )
-# Documents with queries alone and with keys alone, and rows of padding alone.
+# Documents that have only queries or only keys, and a batch row whose queries are all padding.
 _CROSS = Packed(
     (((1, 0.3), (2, 0.2), (4, 0.45)), ((0, 1),), ((1, 0.5), (3, 0.5))),
     (((1, 0.5), (3, 0.2), (4, 0.25)), ((1, 1),), ((1, 0.2), (2, 0.3), (3, 0.4))),
@@ -217,7 +217,7 @@ PACKED: tuple[Case, ...] = (
     *table(
         "packed",
         {
-            # Without max_segments nothing is known of the ids.
+            # Without max_segments the ids may be of any size and order.
             "any_number": {"packed": _GAPS, **CAUSAL},
             "any_number_cross": {"packed": _CROSS, **BOTTOM_RIGHT},
         },
@@ -226,7 +226,7 @@ PACKED: tuple[Case, ...] = (
     *table("packed", {"gaps_causal": {**_segments(_GAPS), **CAUSAL}}, (MLA, EIGHTY, ODD)),
 )
 
-# Sequences without queries, without keys, of one row, and rows after the last.
+# Sequences without queries, without keys or with very few rows, and rows after the last sequence.
 _ONE_ROW = Ragged(((0.2, 0, 0.35, 0.01, 0.4),), ((0.3, 0.1, 0.25, 0, 0.3),))
 _TWO_ROWS = Ragged(((0.5, 0.5, 0), (0, 0.3, 0.6)), ((0.4, 0.6, 0), (0.2, 0.1, 0.65)))
 _WHOLE = Ragged(((0.5, 0.25, 0.25),), ((0.5, 0.25, 0.25),))

@@ -71,9 +71,9 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
             results["row_max"] = call.row_max
         results = {name: np.array(x) for name, x in results.items()}
         mark_invalid(options, operands, results)
-        spread_of_out = {"out": _spread_of_out(call)}
+        out_spread = {"out": _out_spread(call)}
         if "out_grad" not in operands:
-            return Naive(results, {}, call.score_noise, lambda is_fused: spread_of_out)
+            return Naive(results, {}, call.score_noise, lambda is_fused: out_spread)
         gradients, narrow = _gradients(call)
         rounding = {
             x: _rounding_variance(gradients[x].astype(call.wide), gradients[x].dtype)
@@ -81,7 +81,7 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
         }
 
         def spread(is_fused: bool) -> Operands:
-            return spread_of_out | _spread(call, narrow, rounding, is_fused)
+            return out_spread | _spread(call, narrow, rounding, is_fused)
 
         return Naive(results | gradients, _sizes(call), call.score_noise, spread)
 
@@ -117,13 +117,13 @@ class _Forward:
             ids = [segment_ids(options, operands, row) for row in rows]
             distance = [abs(relative_positions(options, *pair)) for pair in ids]
             self.distance = np.array(distance, self.wide)[:, None]
-            score = score - self.of_heads("alibi_slopes")[..., None] * self.distance
+            score = score - self.per_head("alibi_slopes")[..., None] * self.distance
         if "bias" in operands:
             score = score + operands["bias"].astype(self.wide)
         score = np.where(may_attend, score, -np.inf)
         self.row_max = score.max(axis=3, initial=-np.inf)
         self.attends = self.row_max != -np.inf
-        sinks = self.of_heads("sinks") if "sinks" in operands else np.full((1, 1, 1), -np.inf)
+        sinks = self.per_head("sinks") if "sinks" in operands else np.full((1, 1, 1), -np.inf)
         top = np.where(self.attends, np.maximum(self.row_max, sinks), 0).astype(self.wide)
         total = np.exp(score - top[..., None]).sum(axis=3) + np.exp(sinks - top)
         lse = top + np.log(np.where(self.attends, total, 1))
@@ -156,12 +156,12 @@ class _Forward:
         self.score_noise *= max(1.0, float(np.abs(slope).max(initial=0)))
         return score
 
-    def of_read(self, weights: np.ndarray, of_slope: Callable[..., np.ndarray]) -> Operands:
+    def per_read_array(self, weights: np.ndarray, function: Callable[..., np.ndarray]) -> Operands:
         """For each array that score_mod reads, by name: the sum over pairs of weights times a
         function of the score's derivative by the array."""
         names = mod_operands("score_mod", len(self.by_read))
         return {
-            name: self.places.summed(index, weights * of_slope(slope), self.operands[name].shape)
+            name: self.places.summed(index, weights * function(slope), self.operands[name].shape)
             for name, (index, slope) in zip(names, self.by_read.items(), strict=True)
         }
 
@@ -170,7 +170,7 @@ class _Forward:
         """The gradient of the probabilities that were kept."""
         return self.heads_first("out_grad") @ self.v.swapaxes(2, 3)
 
-    def of_heads(self, name: str) -> np.ndarray:
+    def per_head(self, name: str) -> np.ndarray:
         """[1|B, N] as [1|B, N, 1]."""
         return self.operands[name].astype(self.wide)[..., None]
 
@@ -194,19 +194,19 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
     score_grad = call.p * (p_grad - mean[..., None] + lse_grad[..., None])
     narrow = call.rounded(score_grad)
     raw_grad = narrow * call.slope
-    of_keys = scale * (raw_grad.swapaxes(2, 3) @ call.q)
-    of_values = call.p_kept.swapaxes(2, 3) @ out_grad
+    key_grad = scale * (raw_grad.swapaxes(2, 3) @ call.q)
+    value_grad = call.p_kept.swapaxes(2, 3) @ out_grad
     found = {
         "query": (scale * (raw_grad @ call.k)).swapaxes(1, 2),
-        "key": call.sum_groups(call.rounded(of_keys)),
-        "value": call.sum_groups(call.rounded(of_values)),
-        # Its entries are gradients of scores, rounded to 16 bits as in matrix products. Those of a
-        # bias that all keys share cancel, and would not after rounding.
-        "bias": score_grad if _is_alike_for_all_keys(call) else narrow,
+        "key": call.sum_groups(call.rounded(key_grad)),
+        "value": call.sum_groups(call.rounded(value_grad)),
+        # A bias' gradient consists of gradients of scores, rounded to 16 bits as in matrix
+        # products. If all keys share the bias, they cancel in its sum, but not once rounded.
+        "bias": score_grad if _is_same_for_all_keys(call) else narrow,
         "alibi_slopes": -(narrow * call.distance).sum(axis=(2, 3)),
         "sinks": np.where(call.attends, call.p_sink * (lse_grad - mean), 0).sum(axis=2),
     }
-    found |= call.of_read(narrow, np.positive)
+    found |= call.per_read_array(narrow, np.positive)
     gradients = {
         name: _sum_like(x, operands[name].shape).astype(operands[name].dtype)
         for name, x in found.items()
@@ -220,18 +220,18 @@ def _sizes(call: _Forward) -> Operands:
     operands, scale = call.operands, abs(call.options.meaning.scale)
     p_grad = np.abs(call.p_grad) * call.kept
     row = (call.p * p_grad).sum(axis=3) + np.abs(operands.get("lse_grad", 0))
-    of_score = call.p * (p_grad + row[..., None])
-    of_raw = of_score * np.abs(call.slope)
+    score_size = call.p * (p_grad + row[..., None])
+    raw_size = score_size * np.abs(call.slope)
     out_grad = np.abs(call.heads_first("out_grad"))
     found = {
-        "query": (scale * (of_raw @ np.abs(call.k))).swapaxes(1, 2),
-        "key": call.sum_groups(scale * (of_raw.swapaxes(2, 3) @ np.abs(call.q))),
+        "query": (scale * (raw_size @ np.abs(call.k))).swapaxes(1, 2),
+        "key": call.sum_groups(scale * (raw_size.swapaxes(2, 3) @ np.abs(call.q))),
         "value": call.sum_groups(call.p_kept.swapaxes(2, 3) @ out_grad),
-        "bias": of_score,
-        "alibi_slopes": (of_score * call.distance).sum(axis=(2, 3)),
+        "bias": score_size,
+        "alibi_slopes": (score_size * call.distance).sum(axis=(2, 3)),
         "sinks": np.where(call.attends, call.p_sink * row, 0).sum(axis=2),
     }
-    found |= call.of_read(of_score, np.abs)
+    found |= call.per_read_array(score_size, np.abs)
     return {
         name: _sum_like(size, operands[name].shape)
         for name, size in found.items()
@@ -239,16 +239,16 @@ def _sizes(call: _Forward) -> Operands:
     }
 
 
-def _is_alike_for_all_keys(call: _Forward) -> bool:
+def _is_same_for_all_keys(call: _Forward) -> bool:
     bias = call.operands.get("bias")
     return bias is not None and bias.shape[3] == 1 and call.k.shape[2] > 1
 
 
-def _spread_of_out(call: _Forward) -> np.ndarray:
+def _out_spread(call: _Forward) -> np.ndarray:
     """The spread of `out`. A kernel may round the probabilities before it divides by their sum."""
-    of_p = _rounding_variance(call.p_kept, call.dtype)
-    of_out = _rounding_variance(call.out.astype(call.wide), call.dtype)
-    return np.sqrt(of_p @ call.v**2 + of_out).swapaxes(1, 2)
+    p_variance = _rounding_variance(call.p_kept, call.dtype)
+    out_variance = _rounding_variance(call.out.astype(call.wide), call.dtype)
+    return np.sqrt(p_variance @ call.v**2 + out_variance).swapaxes(1, 2)
 
 
 def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bool) -> Operands:
@@ -258,31 +258,33 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bo
     p_grad = call.p_grad * call.kept
     mean = (call.p * p_grad).sum(axis=3, keepdims=True)
     # p · (dp - delta) is 0 where a row has one key, but not once float32 has rounded p and delta.
-    of_float32 = (np.finfo(np.float32).eps * call.p) ** 2 * (p_grad**2 + mean**2)
-    of_score = _rounding_variance(narrow, call.dtype)
+    float32_variance = (np.finfo(np.float32).eps * call.p) ** 2 * (p_grad**2 + mean**2)
+    score_variance = _rounding_variance(narrow, call.dtype)
     if is_fused and scale:
         # Kernels may round it after multiplying by the scale.
         rounded = _rounding_variance(narrow * call.wide.type(scale), call.dtype) / scale**2
-        of_score = np.maximum(of_score, rounded)
-    of_score = of_score + of_float32
-    of_p = _rounding_variance(call.p_kept, call.dtype)
-    of_delta = np.zeros((1, 1, 1, 1), call.wide)
+        score_variance = np.maximum(score_variance, rounded)
+    score_variance = score_variance + float32_variance
+    p_variance = _rounding_variance(call.p_kept, call.dtype)
+    delta_variance = np.zeros((1, 1, 1, 1), call.wide)
     if is_fused:
-        of_products = (out_grad**2 @ (call.v**2).swapaxes(2, 3)) * call.kept**2
-        of_delta = ((call.out.astype(call.wide) * out_grad) ** 2).sum(axis=3, keepdims=True)
-        of_delta = _FLOAT32_NOISE**2 * of_delta
-        of_score = of_score + call.p**2 * (_FLOAT32_NOISE**2 * of_products + of_delta)
-    of_raw = of_score * call.slope**2
-    row = of_delta * ((call.p * call.slope) @ call.k) ** 2
+        squared_products = (out_grad**2 @ (call.v**2).swapaxes(2, 3)) * call.kept**2
+        delta_variance = ((call.out.astype(call.wide) * out_grad) ** 2).sum(axis=3, keepdims=True)
+        delta_variance = _FLOAT32_NOISE**2 * delta_variance
+        score_variance = score_variance + call.p**2 * (
+            _FLOAT32_NOISE**2 * squared_products + delta_variance
+        )
+    raw_variance = score_variance * call.slope**2
+    row = delta_variance * ((call.p * call.slope) @ call.k) ** 2
     found = {
-        "query": (scale**2 * (of_raw @ call.k**2 + row)).swapaxes(1, 2),
-        "key": call.sum_groups(scale**2 * (of_raw.swapaxes(2, 3) @ call.q**2)),
-        "value": call.sum_groups(of_p.swapaxes(2, 3) @ out_grad**2),
-        "bias": of_score,
-        "alibi_slopes": (of_score * call.distance**2).sum(axis=(2, 3)),
-        "sinks": (call.p_sink**2 * of_delta[..., 0]).sum(axis=2),
+        "query": (scale**2 * (raw_variance @ call.k**2 + row)).swapaxes(1, 2),
+        "key": call.sum_groups(scale**2 * (raw_variance.swapaxes(2, 3) @ call.q**2)),
+        "value": call.sum_groups(p_variance.swapaxes(2, 3) @ out_grad**2),
+        "bias": score_variance,
+        "alibi_slopes": (score_variance * call.distance**2).sum(axis=(2, 3)),
+        "sinks": (call.p_sink**2 * delta_variance[..., 0]).sum(axis=2),
     }
-    found |= call.of_read(of_score, np.square)
+    found |= call.per_read_array(score_variance, np.square)
     return {
         name: np.sqrt(_sum_like(variance, operands[name].shape) + rounding.get(name, 0))
         for name, variance in found.items()

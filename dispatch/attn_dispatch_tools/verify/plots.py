@@ -17,17 +17,18 @@ from attn_dispatch_tools.verify.report import Report
 
 _GOOD, _BAD, _LIMIT = "#1f5fa8", "#c8102e", "#40454d"
 _EDGE = 1.25
-"""Larger shares are drawn here."""
+"""The share at which all larger ones are drawn."""
 _RESULTS = {"out": "output", "lse": "log-sum-exp", "row_max": "row maximum"}
 """The results that are not gradients."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Shares of the allowed error, of which those up to 1 are right, and a label."""
+    """One row of a plot."""
 
     name: str
     shares: Sequence[float]
+    """Errors as shares of the allowed error; above 1 is wrong."""
     label: str
 
 

@@ -18,7 +18,7 @@ from attn_dispatch_tools.verify.cases import BY_NAME
 from attn_dispatch_tools.verify.outcome import Outcome
 
 SECONDS_PER_CASE = 300.0
-"""A worker that does not answer for longer is stuck."""
+"""The time after which a worker that has not answered counts as stuck."""
 
 _CASES_PER_TURN = 8
 
@@ -35,7 +35,7 @@ cases take half the time (H100). XLA_FLAGS of the environment override them."""
 _STDERR_LINES = 15
 
 _BROKEN = ("CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress")
-"""After such an error, every later case in the same process would fail as well."""
+"""Errors after which every later case in the same process would fail as well."""
 
 
 def run(

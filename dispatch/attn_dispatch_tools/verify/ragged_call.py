@@ -23,7 +23,7 @@ def ragged(
 ) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
     """The forward call as a function of padded operands, with padded results.
 
-    All results are NaN unless tokens after the last sequence are 0, and -inf in lse.
+    If `out` is not 0, or lse not -inf, at tokens after the last sequence, that whole result is NaN.
     """
     assert case.q_lengths is not None
     rows = np.repeat(np.arange(case.b), case.q_lengths)

@@ -181,7 +181,7 @@ def arrays_of(mod: str, operands: Operands) -> list[np.ndarray]:
 
 
 def attended(options: AttentionOptions, operands: Operands) -> np.ndarray:
-    """Those of the `allowed` pairs that a bias of -inf leaves, bool [B, N, T, S]."""
+    """The `allowed` pairs without those that a bias of -inf hides, bool [B, N, T, S]."""
     may = allowed(options, operands)
     return may & (operands["bias"] != -np.inf) if "bias" in operands else may
 
@@ -189,7 +189,7 @@ def attended(options: AttentionOptions, operands: Operands) -> np.ndarray:
 def poison_padding(
     options: AttentionOptions, operands: Operands, poison: float | tuple[float, ...] = np.nan
 ) -> Operands:
-    """The operands with `poison`, over and over, where only padding looks at them."""
+    """The operands with the numbers of `poison`, repeated, wherever they are padding."""
 
     pattern = np.array(poison).reshape(-1)
 
@@ -303,9 +303,9 @@ class _Row:
         sink_grad = (self.p_sink * (lse_grad - mean)).sum(axis=1)
         raw_grad = self.options.meaning.scale * score_grad * self.slope
         gradients["query"][self.batch_row] += (raw_grad @ self.k).swapaxes(0, 1)
-        gradients["key"][self.batch_row] += self._of_groups(raw_grad.swapaxes(1, 2) @ self.q)
+        gradients["key"][self.batch_row] += self._sum_groups(raw_grad.swapaxes(1, 2) @ self.q)
         p_kept = (self.p * self.kept).swapaxes(1, 2)
-        gradients["value"][self.batch_row] += self._of_groups(p_kept @ out_grad)
+        gradients["value"][self.batch_row] += self._sum_groups(p_kept @ out_grad)
         if "bias" in gradients:
             _add(gradients["bias"], self.batch_row, score_grad)
         if "sinks" in gradients:
@@ -324,6 +324,6 @@ class _Row:
         x = self.operands[name][self.batch_row].astype(np.float64).swapaxes(0, 1)
         return np.where(ids[:, None] != 0, x, 0.0)
 
-    def _of_groups(self, x: np.ndarray) -> np.ndarray:
+    def _sum_groups(self, x: np.ndarray) -> np.ndarray:
         """[N, S, ·] to [S, K, ·]: the gradient of a kv head is summed over its query heads."""
         return x.reshape(self.num_kv_heads, self.groups, *x.shape[1:]).sum(axis=1).swapaxes(0, 1)

@@ -28,7 +28,7 @@ def watched(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
         for outcome in outcomes:
             seen.append(outcome)
             if outcome.status in ("failed", "crashed"):
-                shown.say(_bad(outcome), is_bad=True)
+                shown.print_line(_bad(outcome), is_bad=True)
             shown.step(_counted(seen))
             yield outcome
 

@@ -15,7 +15,7 @@ from attn_dispatch_tools.verify.seeded_random import SeededRandom
 _KINDS = ("decode", "decode", "decode", "few", "few", "chunk", "ragged", "ragged", "ragged")
 _TRANSFORMS = ("jit", "jit", "jit", "jit", "vmap", "scan", "eager", "donate")
 _PAGES = (0, 1, 2, 3, 4, 8, 8, 16, 16, 24, 32, 40, 64, 64, 96, 128, 256, 512, 1024)
-"""0: not in pages."""
+"""Page sizes; 0: a contiguous cache."""
 _SMALL_PAGES = (0, 1, 2, 3, 4, 8)
 _HEADS = ((4, 2), (4, 4), (4, 1), (8, 2), (16, 1), (6, 3), (20, 4))
 
@@ -62,7 +62,7 @@ def _case(name: str, rng: SeededRandom, sizes: Sizes) -> Case:
 
 
 def _keys(rng: SeededRandom, s: int, page: int) -> int:
-    """Any length, often one near the end of a page."""
+    """A number of keys, often near the end of a page."""
     if not page or rng.is_one_in(2):
         return any_length(rng, s)
     near = page * rng.between(0, s // page) + rng.one_of((-1, 0, 1))

@@ -116,7 +116,7 @@ def table(
 def table_in_turn(
     family: str, features: dict[str, Facts], sizes: tuple[Facts, ...]
 ) -> tuple[Case, ...]:
-    """Every feature of a family at one size, the sizes taking turns."""
+    """Every feature of a family at one size each; the sizes take turns."""
     return tuple(
         _featured(family, feature, facts, sizes[i % len(sizes)])
         for i, (feature, facts) in enumerate(features.items())

@@ -1,4 +1,4 @@
-"""Small cases in float32: one option each, then the combinations that go wrong."""
+"""Small cases, most in float32: one option each, and combinations that are easy to get wrong."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _PACKED: dict[str, Any] = {
         (1, 1, 1, 0, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4),
     ),
 }
-# A sequence without queries, one without keys, and rows that belong to none.
+# A sequence without queries, a sequence without keys, and rows that belong to no sequence.
 _RAGGED: dict[str, Any] = {
     "cu_q": ((0, 3, 3, 8, 9), (0, 0, 4, 10, 10)),
     "cu_kv": ((0, 4, 6, 6, 13), (0, 5, 5, 9, 12)),
     "longest": (6, 7),
 }
 _TOO_LONG: dict[str, Any] = _RAGGED | {"longest": (5, 5)}
-# Of the first row segment 2 comes back and 4 is too large; of the second 3 is no run of keys.
+# In the first row, segment 2 is in two pieces and id 4 is too large; in the second, the keys of
+# segment 3 are in two pieces.
 _MISPLACED: dict[str, Any] = {
     "q_segments": ((1, 1, 2, 2, 0, 3, 3, 2, 4, 0), (1, 1, 1, 2, 2, 3, 3, -1, 0, 0)),
     "kv_segments": (

@@ -34,8 +34,8 @@ from attn_dispatch_tools.verify.judge import (
     allowances,
     error,
     loosened,
-    of_rounded_rows,
-    with_delta_of,
+    row_bias_gradient,
+    with_rounded_delta,
 )
 from attn_dispatch_tools.verify.naive import naive
 from attn_dispatch_tools.verify.outcome import Outcome
@@ -48,7 +48,7 @@ from attn_dispatch_tools.verify.reference import (
 )
 
 _KERNEL_OR_XLA = NARROW_BIAS.name
-"""The rewrite that leaves it open, until a call runs, whether XLA computes it."""
+"""The rewrite with which a call decides only when it runs whether a kernel or XLA computes it."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,15 @@ class Conformance:
     def takes_delta_from_out(self) -> bool:
         """Whether the backward pass computes delta, Σ p · dp, as Σ out · dout.
 
-        XLA's sees all keys at a time, and sums over them.
+        XLA's backward pass has all keys of a row at once, and sums p · dp over them.
         """
         return self.implementation != "xla"
 
     @property
-    def rows_dropped_together(self) -> int:
-        """The number of rows that share one random number of a dropout mask, for each key.
+    def rows_per_random_number(self) -> int:
+        """For each key, the number of rows whose entries of a dropout mask share a random number.
 
-        cuDNN's decides rows t, t + 2, t + 4, t + 6 of every eight: tests/gpu/test_dropout_rows.py.
+        On cuDNN rows t, t + 2, t + 4 and t + 6 of every eight do: tests/gpu/test_dropout_rows.py.
         """
         return 4 if self.implementation == "cudnn" else 1
 
@@ -130,7 +130,7 @@ class Conformance:
         if outcome.status == "refused":
             return outcome
         with self.lowering():
-            run, text = traced.program.runs(traced.traced)
+            run, text = traced.program.run_and_text(traced.traced)
         outcome = outcome.failed(
             *self._wrong_kernels(case, traced.program.gradients, text, outcome)
         )
@@ -139,7 +139,7 @@ class Conformance:
         if case.dropout:
             draw, rewrites = self._dropout(case, poisoned)
             outcome = replace(outcome, rewrites=tuple(dict.fromkeys(outcome.rewrites + rewrites)))
-            keep, failures = dropout_checks.check(case, draw, poisoned, self.rows_dropped_together)
+            keep, failures = dropout_checks.check(case, draw, poisoned, self.rows_per_random_number)
             outcome = outcome.failed(*(f"dropout: {x}" for x in failures))
         got = numpy_results(run, poisoned)
         outcome = self._judged(case, given, keep, got, outcome)
@@ -258,13 +258,14 @@ class Conformance:
         is_fused, exactly_given = self._is_fused(case, outcome), given
         if is_fused:
             forward = {x: y for x, y in given.items() if x != "out_grad"}
-            given = with_delta_of(got["out"], reference(options, forward, keep)["out"], given)
+            exact_out = reference(options, forward, keep)["out"]
+            given = with_rounded_delta(got["out"], exact_out, given)
         expected, plain = reference(options, given, keep), naive(options, given, keep)
         allowance = allowances(options, expected, plain, got, is_fused=is_fused)
         allowance = loosened(allowance, expected, plain, got)
         errors = {name: error(x, expected[name]) for name, x in got.items()}
         if is_fused and outcome.rewrites:
-            # XLA may compute these, or a rewrite without the kernel (core/rewrites), so exactly.
+            # XLA may compute these gradients, without the rounding of a kernel's output.
             exact = reference(options, exactly_given, keep)
             may_all_be_xlas = _KERNEL_OR_XLA in outcome.rewrites
             for name in errors:
@@ -274,7 +275,7 @@ class Conformance:
                     continue
                 errors[name] = min(errors[name], error(got[name], exact[name]))
             if "bias" in errors and "sinks" in given and case.bias and case.bias[3] == 1:
-                rows = of_rounded_rows(exact, exactly_given, given, case.bias)
+                rows = row_bias_gradient(exact, exactly_given, given, case.bias)
                 errors["bias"] = min(errors["bias"], error(got["bias"], rows))
         outcome = replace(outcome, errors=errors, allowances=allowance)
         return outcome.failed(
@@ -286,7 +287,7 @@ class Conformance:
         )
 
     def _is_fused(self, case: Case, outcome: Outcome) -> bool:
-        """Whether the backward pass read the output as it is rounded to 16 bits."""
+        """Whether the backward pass computed delta from the output, rounded to 16 bits."""
         is_own = outcome.backward == self.implementation
         return is_own and self.takes_delta_from_out and case.dtype in ("float16", "bfloat16")
 

@@ -24,7 +24,7 @@ _TRACEBACK_LINES = 12
 
 
 def main(suite: Conformance) -> None:
-    """Answer until stdin ends."""
+    """Run the case on each line of stdin, until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -17,17 +17,17 @@ _SHORT_DTYPES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
     "i32": "int32", "s32": "int32", "i64": "int64", "u32": "uint32", "pred": "bool",
 }  # fmt: skip
-_OF_PYTHON = {"True": True, "False": False, "None": None}
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _ARRAY = re.compile(r"(\w+)\[(\d+(?:,\d+)*|)\]")
 _NAME = re.compile(r"(?:^|[\s;,])([A-Za-z_]\w*)\s*=")
 
 _WORDS = ("causal_alignment", "implementation", "qkv_layout", "kv_layout")
 """The arguments whose values are words."""
 
-_MOST_BYTES = 2**63 - 1
-"""XLA counts the bytes of an array in 64 bits."""
+_MAX_BYTES = 2**63 - 1
+"""The most bytes of an array, which XLA counts in 64 bits."""
 
-_DIGITS = 19
+_MAX_DIGITS = 19
 """The most digits of an extent."""
 
 EXPECTED = "expected arrays like 'q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]'"
@@ -44,10 +44,10 @@ def array(text: str) -> jax.ShapeDtypeStruct | None:
         return None
     dtype = _dtype(found[1])
     extents = [x for x in found[2].split(",") if x]
-    if any(len(x.lstrip("0")) > _DIGITS for x in extents):
+    if any(len(x.lstrip("0")) > _MAX_DIGITS for x in extents):
         raise ValueError(f"expected extents below 2^63, got {text!r}")
     shape = tuple(map(int, extents))
-    if prod(shape) * dtype.itemsize > _MOST_BYTES:
+    if prod(shape) * dtype.itemsize > _MAX_BYTES:
         raise ValueError(f"expected an array of less than 2^63 bytes, got {found[0]}")
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -109,8 +109,8 @@ def _value(name: str, text: str) -> Any:
             return found
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    if text in _OF_PYTHON:
-        return _OF_PYTHON[text]
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
     try:
         value = reading.json_value(text)
     except ValueError:

@@ -40,7 +40,7 @@ SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
 DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 12
 DRAWS_BY_XLA = DRAWS // 3
 
-Arrays = dict[str, Any]
+NamedArrays = dict[str, Any]
 
 
 def drawn(seed: int) -> Case:
@@ -71,7 +71,7 @@ def chain_of(spec: AttentionSpec, seed: int) -> Chain:
     )
 
 
-def kernel(spec: AttentionSpec, operands: Arrays) -> Arrays:
+def kernel(spec: AttentionSpec, operands: NamedArrays) -> NamedArrays:
     """The call computed by NumPy in a callback of a compiled program."""
     call = variants_of(spec)[0]
     if spec.is_backward:
@@ -82,7 +82,7 @@ def kernel(spec: AttentionSpec, operands: Arrays) -> Arrays:
         shapes, results_of = cudnn_arrays.forward_shapes(call), cudnn_arrays.forward_results
     types = {name: jax.ShapeDtypeStruct(x.shape, jnp.float32) for name, x in shapes.items()}
 
-    def by_numpy(*given: Any) -> Arrays:
+    def by_numpy(*given: Any) -> NamedArrays:
         found = run(call, list(given))
         return {name: found[name].reshape(x.shape) for name, x in types.items()}
 
@@ -103,7 +103,7 @@ def judge(case: Case, seed: int, chain_of: Callable[..., Chain] = chain_of) -> s
         return set()
     found = set(axes_of(chain))
 
-    def compute(chain: Chain, given: Arrays) -> tuple:
+    def compute(chain: Chain, given: NamedArrays) -> tuple:
         program = partial(chain.compute, kernel=kernel, xla=by_xla)
         return jax.jit(program, compiler_options=COMPILE_QUICKLY)(given)
 
@@ -144,12 +144,12 @@ def compare_with_whole(case: Case, steps: Sequence[Rewrite]) -> None:
     """Compare XLA's results in parts with its whole call, in both directions."""
     forward, *backward = specs_of(case, needs_keep=case.dropout > 0)
 
-    def both(spec: AttentionSpec, given: Arrays) -> tuple[Any, Any]:
+    def both(spec: AttentionSpec, given: NamedArrays) -> tuple[Any, Any]:
         chain = in_parts(Chain((), spec, ()), steps)
         whole = tuple(by_xla(spec, given).values())
         return chain.compute(given, by_xla, by_xla), whole
 
-    def compare(spec: AttentionSpec, given: Arrays) -> Arrays:
+    def compare(spec: AttentionSpec, given: NamedArrays) -> NamedArrays:
         run = jax.jit(partial(both, spec), compiler_options=COMPILE_QUICKLY)
         found, whole = run(given)
         for name, x, y in zip(spec.result_names, found, whole, strict=True):

@@ -54,7 +54,7 @@ from tests.support.comparing import check, poisoned, to_jax
 from tests.support.kernel_stand_ins import by_xla, kernel, rules, specs_of
 from tests.support.small_cases import SMALL
 
-Arrays = dict[str, Any]
+NamedArrays = dict[str, Any]
 
 SUM, OF_HEADS = ((Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, read),) for read in "sn")
 CAP, SLOPES = ((Step(name, 0, 0, 1.5, 8, "n"),) for name in ("soft cap", "ALiBi"))
@@ -257,11 +257,11 @@ def test_every_rewrite_has_cases():
     assert without_cases - {NARROW_BIAS.name, windows} <= serving
 
 
-def _no_positions(spec: AttentionSpec, operands: Arrays, positions: Any) -> Any:
+def _no_positions(spec: AttentionSpec, operands: NamedArrays, positions: Any) -> Any:
     return operands.get("mask", jnp.ones((1, 1, 1, 1), bool))
 
 
-def _nan_kept(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]:
+def _nan_kept(spec: AttentionSpec, operands: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
     batch = spec.batch
     none_invalid = {"query": spec.seq_len_q, "key": spec.seq_len_kv}
     return {}, {name: jnp.zeros((batch, length), bool) for name, length in none_invalid.items()}
@@ -276,8 +276,8 @@ _XLA_ARRAY, _ALONG_DIAGONALS = mods.xla_array, mods._along_diagonals
 
 
 def _keys_reversed(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     if spec.is_backward:
         operands = operands | {"dropout_key": operands["dropout_key"][::-1]}
     return _COMPUTE(spec, inner, operands, calls)

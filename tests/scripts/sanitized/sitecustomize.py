@@ -1,4 +1,7 @@
-"""Is on the path of processes that tests/scripts/sanitize.py starts: they take its library."""
+"""Import the sanitized attn_dispatch._cuda in the processes that tests/scripts/sanitize.py starts.
+
+Python runs this module at its start, since its folder is on their PYTHONPATH.
+"""
 
 import os
 import sys

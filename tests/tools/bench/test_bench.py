@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from attn_dispatch_tools.bench import measure, report, run, screen
-from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.arrays import CellArrays
 from attn_dispatch_tools.bench.grids import GRIDS
 from attn_dispatch_tools.bench.measure import Options
 from attn_dispatch_tools.bench.peers import all_peers, named
@@ -104,7 +104,7 @@ def test_an_interrupted_run_saves_its_report(tmp_path):
 
 
 def test_nothing_is_measured_after_the_time_limit():
-    found = measure.measure(TINY, "forward", [ours()], Arrays(TINY), Options(deadline=0.0))
+    found = measure.measure(TINY, "forward", [ours()], CellArrays(TINY), Options(deadline=0.0))
     assert found == {"ours": {"reason": "not measured: the time limit was reached"}}
 
 
@@ -126,7 +126,7 @@ def test_wrong_arguments_are_refused_by_the_parser(capsys, arguments, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--peer", "nobody"], "expected a peer of ours, ours: cudnn, "),
+        (["--peer", "nobody"], "--peer: expected a pattern for ours, ours: cudnn, "),
         (["--cells", "nothing*"], "is named like 'nothing*'"),
         (["--out", __file__], "--out: expected a folder"),
         (["--plot", "/nowhere.json"], "expected a JSON file, got /nowhere.json"),
@@ -145,5 +145,5 @@ def test_help_names_options_and_grids(capsys):
 
 
 def test_a_pattern_that_takes_minutes_to_parse_matches_no_peer():
-    with pytest.raises(ValueError, match="expected a peer of"):
+    with pytest.raises(ValueError, match="expected a pattern for"):
         named(["[" * 100_000], all_peers())

@@ -10,7 +10,7 @@ import pytest
 
 from attn_dispatch.flash import library as flash_library
 from attn_dispatch_tools.bench import measure, run
-from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
+from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, CellArrays
 from attn_dispatch_tools.bench.grids import GRIDS
 from attn_dispatch_tools.bench.peers import all_peers, dew_flash_attn, named, torch_sdpa
 from attn_dispatch_tools.bench.peers.jax_nn import JaxNn
@@ -47,15 +47,15 @@ class Doubled(JaxPeer):
 
 
 def test_all_layouts_hold_the_same_numbers():
-    arrays = Arrays(DOCUMENTS)
-    rows, row, padded = (arrays.given(x) for x in (ROWS, ROW, PADDED))
+    arrays = CellArrays(DOCUMENTS)
+    rows, row, padded = (arrays.inputs(x) for x in (ROWS, ROW, PADDED))
     assert [x.shape for x in rows[:2]] == [(12, 2, 8), (12, 1, 8)]
     assert row[0].shape == (1, 12, 2, 8) and padded[1].shape == (3, 8, 1, 8)
     for layout, given in ((ROW, row), (PADDED, padded)):
         for x, y in zip(arrays.without_padding(given, layout), rows, strict=True):
             assert (x == y).all()
     assert padded[0][1, 0].any() and not padded[0][1, 1:].any()
-    assert Arrays(WINDOW).given(BATCH)[3].shape == (2, 16, 2, 8)
+    assert CellArrays(WINDOW).inputs(BATCH)[3].shape == (2, 16, 2, 8)
 
 
 @pytest.mark.parametrize("cell", [TINY, WINDOW, DOCUMENTS], ids=lambda x: x.grid)
@@ -63,7 +63,7 @@ def test_all_layouts_hold_the_same_numbers():
 def test_peers_compute_the_same_results(cell, direction):
     without_gpu = {"ours", "ours: segment ids", "ours: padded"}
     peers = [*(x for x in OURS if x.name in without_gpu), JaxNn("xla")]
-    found = measure.measure(cell, direction, peers, Arrays(cell), QUICK)
+    found = measure.measure(cell, direction, peers, CellArrays(cell), QUICK)
     wanted = {"ours", "jax.nn: xla"}
     if cell.lengths:
         wanted |= {"ours: segment ids", "ours: padded"}
@@ -82,7 +82,7 @@ def test_peers_compute_the_same_results(cell, direction):
 
 def test_a_peer_that_raises_or_differs_gets_a_reason():
     peers = [ours(), Raising(), Doubled()]
-    found = measure.measure(TINY, "forward", peers, Arrays(TINY), QUICK)
+    found = measure.measure(TINY, "forward", peers, CellArrays(TINY), QUICK)
     assert found["raising"] == {"reason": "ValueError: no kernel for head dim 8"}
     assert "its results differ by 1 of the largest" in found["doubled"]["reason"]
     assert "tflops" in found["ours"] and "tflops" not in found["doubled"]
@@ -108,7 +108,7 @@ def test_a_peer_that_fails_between_turns_gets_a_reason():
         def program(self, cell, direction, arrays):  # pyright: ignore[reportIncompatibleMethodOverride]
             return Failing()
 
-    found = measure.measure(TINY, "forward", [ours(), Late()], Arrays(TINY), QUICK)
+    found = measure.measure(TINY, "forward", [ours(), Late()], CellArrays(TINY), QUICK)
     assert found["late"] == {"reason": "MemoryError: no more"}
     assert found["ours"]["rounds"] == 1
 
@@ -152,13 +152,13 @@ def test_torch_is_measured_in_another_process(tmp_path):
     )
     peer, _ = torch_sdpa.peers(str(script))
     assert (peer.absent(), peer.version()) == ("", "torch 9")
-    program = peer.program(TINY, "forward", Arrays(TINY))
+    program = peer.program(TINY, "forward", CellArrays(TINY))
     assert program.facts["memory_bytes"] == 5 and program.seconds(3) == 0.25
     assert program.device_seconds(3) == (None, "RuntimeError: no profiler")
     with pytest.raises(RuntimeError, match="its process has ended"):
         program.seconds(3)
     with pytest.raises(NotImplementedError, match="no packed sequences"):
-        peer.program(DOCUMENTS, "forward", Arrays(DOCUMENTS))
+        peer.program(DOCUMENTS, "forward", CellArrays(DOCUMENTS))
 
 
 def test_a_process_that_answers_no_json_makes_the_peer_absent(capsys, tmp_path):
@@ -171,7 +171,7 @@ def test_a_process_that_answers_no_json_makes_the_peer_absent(capsys, tmp_path):
 def test_a_difference_is_a_share_of_the_largest_number():
     x = jnp.asarray([[[1.0, -8.0]]])
     assert measure._difference([x, x + 0.5], [x, x]) == pytest.approx(0.5 / 8)
-    assert not measure._difference([x * jnp.nan], [x]) <= measure.MOST_DIFFERENCE
+    assert not measure._difference([x * jnp.nan], [x]) <= measure.MAX_DIFFERENCE
 
 
 @pytest.mark.parametrize("name", ["d128 causal b2 8k", "16 documents, even b1 16k"])
@@ -179,7 +179,7 @@ def test_the_kernels_of_dew_flash_attn_have_gradients_of_the_right_shapes(name, 
     """Both passes of dense and packed calls are traced only, which needs no library."""
     monkeypatch.setattr(flash_library, "register", lambda generation: None)
     (cell,) = (x for grid in GRIDS.values() for x in grid if x.name == name)
-    call = dew_flash_attn._kernels(cell, Arrays(cell))
+    call = dew_flash_attn._kernels(cell, CellArrays(cell))
     rows = (cell.seq_len,) if cell.lengths else (cell.batch, cell.seq_len)
     heads = (cell.num_heads, cell.num_kv_heads, cell.num_kv_heads)
     given = [jax.ShapeDtypeStruct((*rows, n, cell.head_dim), jnp.bfloat16) for n in heads]

@@ -136,7 +136,7 @@ def test_the_libraries_contain_kernels_for_the_gpu(folder, name, kernel, number)
 
 
 def test_the_adapter_loads_and_names_its_generation(folder):
-    """It is loaded in a new process, with the HIP that it was built against."""
+    """A new process loads the adapter, with the HIP that it was built against."""
     load = (
         "import ctypes; library = ctypes.CDLL({!r});"
         "library.attn_dispatch_aiter.restype = ctypes.POINTER(ctypes.c_char_p);"

@@ -46,7 +46,7 @@ def without(monkeypatch):
 def run(total: int = 4, **how) -> None:
     with progress("Cases", total, **how) as shown:
         for i in range(total):
-            shown.say(f"[red] {i}", is_bad=i == 2)
+            shown.print_line(f"[red] {i}", is_bad=i == 2)
             shown.step(f"{i + 1} passed")
 
 

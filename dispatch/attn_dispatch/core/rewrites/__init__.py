@@ -7,16 +7,16 @@ and whose names `explain` shows.
 
 from attn_dispatch.core.rewrites.catalogue import ONE_BY_ONE, REWRITES, preferred
 from attn_dispatch.core.rewrites.chain import Chain, Step, in_parts
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite
+from attn_dispatch.core.rewrites.rewrite import Calls, Compute, NamedArrays, Rewrite
 from attn_dispatch.core.rewrites.search import Reasons, rewritten
 
 __all__ = [
     "ONE_BY_ONE",
     "REWRITES",
-    "Arrays",
     "Calls",
     "Chain",
     "Compute",
+    "NamedArrays",
     "Reasons",
     "Rewrite",
     "Step",

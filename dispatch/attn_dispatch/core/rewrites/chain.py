@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, for_
+from attn_dispatch.core.rewrites.rewrite import Calls, Compute, NamedArrays, Rewrite, for_
 from attn_dispatch.reason import Reason
 
 Step = tuple[Rewrite, AttentionSpec]
@@ -53,17 +53,19 @@ class Chain:
         """The call after `number` steps."""
         return self.steps[number][1] if number < len(self.steps) else self.spec
 
-    def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple[jax.Array, ...]:
+    def compute(
+        self, operands: NamedArrays, kernel: Compute, xla: Compute
+    ) -> tuple[jax.Array, ...]:
         """The results of the first call, in the order of its `result_names`."""
         results = self._step(0, operands, kernel, xla)
         return tuple(results[name] for name in self.first.result_names)
 
-    def _step(self, i: int, operands: Arrays, kernel: Compute, xla: Compute) -> Arrays:
+    def _step(self, i: int, operands: NamedArrays, kernel: Compute, xla: Compute) -> NamedArrays:
         if i == len(self.steps):
             return dict(kernel(self.spec, operands))
         rewrite, spec = self.steps[i]
 
-        def beside(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+        def beside(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
             chain = dict(self.beside)[spec]
             # It is given the arrays of both calls: leave out those that it lacks.
             results = chain.compute(for_(chain.first, operands), kernel, xla)

@@ -17,9 +17,9 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     SEQUENCE_OPERANDS,
     SEQUENCES,
-    Arrays,
     AskedOf,
     Calls,
+    NamedArrays,
     Rewrite,
     Shape,
     changed,
@@ -49,8 +49,8 @@ def _slopes_as_bias(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute_slopes(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     distance = Positions.of(spec, operands).distance().astype(jnp.float32)
     slopes = operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
     bias = operands["bias"].astype(jnp.float32) if spec.has("bias") else 0
@@ -89,8 +89,8 @@ def _band_as_mask(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute_band(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     band = replace(Positions.of(spec, operands), query_ids=None, key_ids=None)
     given = operands | {"mask": _mask(spec, operands, band, inner.shape("mask"))}
     if spec.is_backward and spec.has("window"):
@@ -134,8 +134,8 @@ def _sequences_as_mask(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute_sequences(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     """The results of the call, by the kernel's call with a mask in which the band counts positions
     within each sequence.
 
@@ -145,7 +145,7 @@ def _compute_sequences(
     """
     if spec.has("alibi_slopes"):
 
-        def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+        def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
             return _compute_sequences(spec, inner, dict(operands), calls)
 
         outer = replace(calls, kernel=kernel)
@@ -194,8 +194,8 @@ def _mask_as_bias(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute_mask(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     bias = operands["bias"] if spec.has("bias") else jnp.zeros((), inner.dtype_of("bias"))
     bias = jnp.where(operands["mask"], bias, -jnp.inf)
     results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
@@ -231,7 +231,7 @@ def _pairs(
 
 
 def _mask(
-    spec: AttentionSpec, operands: Arrays, positions: Positions, shape: tuple[int, ...]
+    spec: AttentionSpec, operands: NamedArrays, positions: Positions, shape: tuple[int, ...]
 ) -> jax.Array:
     without_mod = changed(spec, meaning=replace(spec.meaning, mask_mod=None))
     may_attend = allowed(without_mod, operands, positions)
@@ -239,14 +239,14 @@ def _mask(
     return jnp.broadcast_to(may_attend, shape)
 
 
-def _without_wrong_rows(spec: AttentionSpec, operands: Arrays) -> Arrays:
+def _without_wrong_rows(spec: AttentionSpec, operands: NamedArrays) -> NamedArrays:
     """The arrays with 0 in batch rows whose window is invalid, so that no gradient passes there."""
     wrong = (operands["window"] < 0).any(axis=1)[:, None, None, None]
     arrays = ("query", "key", "value", "out", "out_grad")
     return {name: jnp.where(wrong, 0, operands[name]) for name in arrays}
 
 
-def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]:
+def _without_nan(spec: AttentionSpec, operands: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
     """The operands with 0 in padding rows and in rows that are not finite; and the latter rows.
 
     Those are bool [B, T] under "query" and bool [B, S] under "key".
@@ -255,8 +255,8 @@ def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]
     assert positions.query_ids is not None and positions.key_ids is not None
     live = {"query": positions.query_ids > 0, "key": positions.key_ids > 0}
     sides = {"query": ("query", "out", "out_grad"), "key": ("key", "value")}
-    cleared: Arrays = {}
-    bad: Arrays = {}
+    cleared: NamedArrays = {}
+    bad: NamedArrays = {}
     for side, names in sides.items():
         there = [name for name in names if spec.has(name)]
         is_finite = [jnp.isfinite(operands[name]).all(axis=(2, 3)) for name in there]

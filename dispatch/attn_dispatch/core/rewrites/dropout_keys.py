@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite, changed
+from attn_dispatch.core.rewrites.rewrite import AskedOf, Calls, NamedArrays, Rewrite, changed
 from attn_dispatch.typed_jax import mapped
 
 
@@ -28,7 +28,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, arrays=rows)
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     keys = _keys(spec)
     operands = operands | _mod_operands(spec, operands, keys)
     shared = {name: x for name, x in operands.items() if x.shape[0] == 1}
@@ -38,7 +40,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
         if name not in shared
     }
 
-    def of_one_key(part: Arrays) -> Arrays:
+    def of_one_key(part: NamedArrays) -> NamedArrays:
         return dict(calls.kernel(inner, part | shared))
 
     results = mapped(of_one_key, parts)
@@ -67,7 +69,7 @@ def _keys(spec: AttentionSpec) -> int:
     return spec.shape("dropout_key")[0]
 
 
-def _mod_operands(spec: AttentionSpec, operands: Arrays, keys: int) -> Arrays:
+def _mod_operands(spec: AttentionSpec, operands: NamedArrays, keys: int) -> NamedArrays:
     """The arrays that mods read and the start of b, repeated so that each key has its own."""
     if not spec.meaning.mods:
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite, changed
+from attn_dispatch.core.rewrites.rewrite import Calls, NamedArrays, Rewrite, changed
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
@@ -12,7 +12,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, arrays=arrays)
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     return calls.xla(spec, operands)
 
 

@@ -21,10 +21,10 @@ from jax.typing import DTypeLike
 from attn_dispatch.call.divisors import largest_divisor
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
-    Arrays,
     Axis,
     Calls,
     Compute,
+    NamedArrays,
     Parts,
     Rewrite,
     changed,
@@ -91,8 +91,8 @@ class _InParts(Parts):
         return sum(prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in held)
 
     def compute(
-        self, spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-    ) -> Arrays:
+        self, spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+    ) -> NamedArrays:
         rest = self.rest(spec)
         results = dict(zip(spec.result_names, spec.results, strict=True))
         start = {
@@ -102,14 +102,16 @@ class _InParts(Parts):
             for name, x in results.items()
         }
 
-        def after(state: Arrays, first: Index, part: AttentionSpec, compute: Compute) -> Arrays:
+        def after(
+            state: NamedArrays, first: Index, part: AttentionSpec, compute: Compute
+        ) -> NamedArrays:
             found = compute(part, self._operands(spec, operands, first, part))
             return {
                 name: self._with(spec, name, x, found[name].astype(x.dtype), first, part)
                 for name, x in state.items()
             }
 
-        def next_part(state: Arrays, number: jax.Array) -> tuple[Arrays, None]:
+        def next_part(state: NamedArrays, number: jax.Array) -> tuple[NamedArrays, None]:
             return after(state, number * self.size, inner, calls.kernel), None
 
         whole = length_of(spec, self.axis) // self.size
@@ -131,8 +133,8 @@ class _InParts(Parts):
         return changed(spec, arrays=arrays, same_lengths=spec.meaning.same_lengths)
 
     def _operands(
-        self, spec: AttentionSpec, operands: Arrays, first: Index, part: AttentionSpec
-    ) -> Arrays:
+        self, spec: AttentionSpec, operands: NamedArrays, first: Index, part: AttentionSpec
+    ) -> NamedArrays:
         """The operands of a part that begins with batch row or head `first`."""
         taken, size = dict(operands), length_of(part, self.axis)
         for name, x in operands.items():

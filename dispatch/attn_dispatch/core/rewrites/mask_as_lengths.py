@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.mods_as_arrays import operands_of
-from attn_dispatch.core.rewrites.rewrite import MODS, Arrays, Calls, Rewrite, changed, for_
+from attn_dispatch.core.rewrites.rewrite import MODS, Calls, NamedArrays, Rewrite, changed, for_
 from attn_dispatch.programs.key_ranges import KeyRange, key_range, xla_array_of
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
@@ -36,7 +36,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, without=operands_of(spec, "mask_mod"), arrays=lengths, meaning=meaning)
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     program = spec.meaning.mask_mod
     assert program is not None
     end, indices = key_range(program).row_end, Positions.of(spec, operands).indices

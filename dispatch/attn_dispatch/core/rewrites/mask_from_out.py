@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite, changed
+from attn_dispatch.core.rewrites.rewrite import AskedOf, Calls, NamedArrays, Rewrite, changed
 from attn_dispatch.typed_jax import mapped
 
 _BITS = 6
@@ -34,7 +34,9 @@ def _when(spec: AttentionSpec) -> bool:
     )
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     known = operands | _with_equal_scores(operands)
     _, s, k, columns = spec.shape("value")
     keys = jnp.arange(s, dtype=jnp.int32)
@@ -61,7 +63,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     return dict(calls.kernel(inner, operands)) | {"keep": keep.swapaxes(1, 2)}
 
 
-def _with_equal_scores(operands: Arrays) -> Arrays:
+def _with_equal_scores(operands: NamedArrays) -> NamedArrays:
     """The operands that scores depend on, with values for which all scores but -inf are equal."""
     known = {
         name: jnp.zeros_like(operands[name])
@@ -75,7 +77,7 @@ def _with_equal_scores(operands: Arrays) -> Arrays:
 
 
 MASK_FROM_OUT = Rewrite(
-    "the dropout mask: read from what the kernel makes of known values",
+    "the dropout mask: read from the kernel's output for known values",
     lambda spec: changed(spec, wanted=replace(spec.wanted, needs_keep=False, needs_lse=True)),
     _compute,
     asked_of=AskedOf(("dropout_key",), "forward"),

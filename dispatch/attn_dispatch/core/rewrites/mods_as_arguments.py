@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.mods_as_arrays import operands_of, parts_of
-from attn_dispatch.core.rewrites.rewrite import MODS, Arrays, Calls, Rewrite, changed, for_
+from attn_dispatch.core.rewrites.rewrite import MODS, Calls, NamedArrays, Rewrite, changed, for_
 from attn_dispatch.programs.known_forms import AlibiSlopes
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
@@ -34,8 +34,8 @@ def _capped(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute_capped(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     return calls.kernel(inner, for_(inner, operands))
 
 
@@ -72,8 +72,8 @@ def _with_slopes(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute_with_slopes(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     found, program = _slopes(spec), spec.meaning.score_mod
     assert found is not None and program is not None
     indices = Positions.of(spec, operands).indices
@@ -82,7 +82,7 @@ def _compute_with_slopes(
     moving = {x: y for x, y in moving.items() if is_mod_operand(x)}
     shape = inner.shape("alibi_slopes")
 
-    def slopes(moving: Arrays) -> jax.Array:
+    def slopes(moving: NamedArrays) -> jax.Array:
         read = mods.arrays_of("score_mod", program, operands | moving)
         of_heads = found.sign * mods.xla_array(found.values, indices, read)[:, :, 0, 0]
         return jnp.broadcast_to(of_heads, shape).astype(jnp.float32)

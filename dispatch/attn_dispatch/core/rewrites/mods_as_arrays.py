@@ -17,8 +17,8 @@ from attn_dispatch.call.options import is_mod_operand, mod_operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     MODS,
-    Arrays,
     Calls,
+    NamedArrays,
     Rewrite,
     Shape,
     changed,
@@ -47,8 +47,8 @@ def _with_mask(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _compute_with_mask(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     program = spec.meaning.mask_mod
     assert program is not None
     indices = Positions.of(spec, operands).indices
@@ -118,8 +118,8 @@ def _remedies(spec: AttentionSpec) -> Mapping[str, str]:
 
 
 def _compute_with_bias(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     program = spec.meaning.score_mod
     assert program is not None
     indices = Positions.of(spec, operands).indices
@@ -127,7 +127,7 @@ def _compute_with_bias(
     names = mod_operands("score_mod", len(program.arrays))
     moving = {x: operands[x] for x in names if x in spec.wanted.gradients}
 
-    def added(moving: Arrays) -> jax.Array:
+    def added(moving: NamedArrays) -> jax.Array:
         read = mods.arrays_of("score_mod", program, operands | moving)
         found = mods.added(
             program,

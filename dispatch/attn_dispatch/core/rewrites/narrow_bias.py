@@ -11,7 +11,7 @@ from typing import cast
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite, changed
+from attn_dispatch.core.rewrites.rewrite import AskedOf, Calls, NamedArrays, Rewrite, changed
 from attn_dispatch.typed_jax import precision_of
 
 
@@ -22,24 +22,26 @@ def _when(spec: AttentionSpec) -> bool:
     return spec.dtype_of("bias") != spec.dtype and spec.shape("bias")[3] != 1
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     bias = operands["bias"]
     # XLA would remove a conversion to 16 bits and back. NaN differs from itself, so a bias with NaN
     # is left to XLA.
     rounded = jax.lax.reduce_precision(bias, *precision_of(spec.dtype))
     is_exact = (rounded == bias).all()
 
-    def by_kernel(operands: Arrays) -> Arrays:
+    def by_kernel(operands: NamedArrays) -> NamedArrays:
         narrow = operands["bias"].astype(spec.dtype)
         results = dict(calls.kernel(inner, operands | {"bias": narrow}))
         if "bias" in results:
             results["bias"] = results["bias"].astype(bias.dtype)
         return {name: results[name] for name in spec.result_names}
 
-    def by_xla(operands: Arrays) -> Arrays:
+    def by_xla(operands: NamedArrays) -> NamedArrays:
         return dict(calls.xla(spec, operands))
 
-    return cast("Arrays", jax.lax.cond(is_exact, by_kernel, by_xla, operands))
+    return cast("NamedArrays", jax.lax.cond(is_exact, by_kernel, by_xla, operands))
 
 
 NARROW_BIAS = Rewrite(

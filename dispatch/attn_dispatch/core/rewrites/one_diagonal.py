@@ -20,8 +20,8 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     BACKWARD,
     LENGTHS,
-    Arrays,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -80,7 +80,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, arrays=arrays, meaning=meaning, same_lengths=has_lengths)
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     rows = inner.seq_len_q
     queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
     first_key = jnp.maximum(keys - rows, 0)

@@ -17,8 +17,8 @@ from attn_dispatch.core.rewrites.rewrite import (
     LENGTHS,
     SEQUENCE_OPERANDS,
     SEQUENCES,
-    Arrays,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -76,7 +76,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     )
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     ranges = SequenceRanges.of(spec, operands)
     queries = _Places(ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, inner.seq_len_q)
     keys = _Places(ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, inner.seq_len_kv)
@@ -90,9 +92,11 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 
 
-def _padded(spec: AttentionSpec, operands: Arrays, queries: _Places, keys: _Places) -> Arrays:
+def _padded(
+    spec: AttentionSpec, operands: NamedArrays, queries: _Places, keys: _Places
+) -> NamedArrays:
     """The operands whose rows the inner call has in padded arrays."""
-    given: Arrays = {}
+    given: NamedArrays = {}
     for name, x in operands.items():
         if name in _QUERY_ROWS:
             given[name] = queries.padded(x)
@@ -105,9 +109,11 @@ def _padded(spec: AttentionSpec, operands: Arrays, queries: _Places, keys: _Plac
     return given
 
 
-def _packed(spec: AttentionSpec, results: Arrays, queries: _Places, keys: _Places) -> Arrays:
+def _packed(
+    spec: AttentionSpec, results: NamedArrays, queries: _Places, keys: _Places
+) -> NamedArrays:
     """The results of the inner call that the call has in packed arrays, or by batch row."""
-    found: Arrays = {}
+    found: NamedArrays = {}
     for name, x in results.items():
         if name in _QUERY_ROWS:
             found[name] = queries.packed(x, 0)

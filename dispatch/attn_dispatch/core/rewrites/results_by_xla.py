@@ -12,8 +12,8 @@ from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     BACKWARD,
-    Arrays,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -36,8 +36,8 @@ def _gradient_by_xla(operand: str, *, needed_for: str = "") -> Rewrite:
         return operand != "bias" or spec.shape("bias")[3] != 1
 
     def compute(
-        spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-    ) -> Arrays:
+        spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+    ) -> NamedArrays:
         own = _wanting(spec, operand)
         return calls.kernel(inner, operands) | calls.xla(own, operands)
 
@@ -69,8 +69,8 @@ def _may_add_in_any_order(spec: AttentionSpec) -> bool:
 
 
 def _read_gradients(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     own = _wanting(spec, *gradients_without(spec, *inner.wanted.gradients))
     return calls.kernel(inner, operands) | calls.xla(own, operands)
 
@@ -86,7 +86,9 @@ READ_GRADIENTS_BY_XLA = Rewrite(
 )
 
 
-def _maximum(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _maximum(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     # Dropout and sinks do not change the maximum.
     own = changed(
         spec,

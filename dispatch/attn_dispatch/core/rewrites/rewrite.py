@@ -9,10 +9,11 @@ from typing import Literal
 
 import jax
 
+from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import RESIDUALS, TRAINING, Meaning, Promises, Wanted
-from attn_dispatch.call.spec import AttentionSpec, Operand
+from attn_dispatch.call.spec import AttentionSpec
 
-Arrays = dict[str, jax.Array]
+NamedArrays = dict[str, jax.Array]
 """Operands or results by their names."""
 
 Shape = tuple[int, ...]
@@ -21,7 +22,7 @@ Arrangement = Mapping[str, tuple[Shape, str]]
 
 Axis = Literal["batch", "heads"]
 
-Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], Arrays]
+Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], NamedArrays]
 """A function that computes a call: from its spec and its operands to its results by name."""
 
 MAX_PAIR_ENTRIES = 2**27
@@ -114,7 +115,7 @@ class Rewrite:
     """What the rewrite does, in the words that `explain` prints."""
     inner: Callable[[AttentionSpec], AttentionSpec]
     """Returns the inner call, which a kernel runs in place of the call."""
-    compute: Callable[[AttentionSpec, AttentionSpec, Arrays, Calls], Arrays]
+    compute: Callable[[AttentionSpec, AttentionSpec, NamedArrays, Calls], NamedArrays]
     """Computes the results by name from the call, its inner call and the operands. It may return
     results that the call does not want, too."""
     asked_of: AskedOf = EVERY_CALL
@@ -236,7 +237,7 @@ def forward_of(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, without=RESIDUALS, wanted=TRAINING)
 
 
-def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
     """The arrays that are operands of the call."""
     return {name: operands[name] for name in spec.options.operands}
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
-    Arrays,
     AskedOf,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -47,7 +47,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     )
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     shift = operands["bias"][..., 0].astype(jnp.float32)  # [1|B, 1|N, 1|T]
     if spec.is_backward:
         return _backward(spec, inner, operands, shift, calls)
@@ -67,8 +69,8 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
 
 
 def _backward(
-    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, shift: jax.Array, calls: Calls
-) -> Arrays:
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, shift: jax.Array, calls: Calls
+) -> NamedArrays:
     lse = operands["lse"]
     is_padding = lse == -jnp.inf
     given = for_(inner, operands)
@@ -85,7 +87,7 @@ def _backward(
     return results
 
 
-def _row_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+def _row_grad(spec: AttentionSpec, operands: NamedArrays) -> jax.Array:
     """The sum of the scores' gradients over keys, [B, N, T]."""
     lse = operands["lse"]
     grad = operands["lse_grad"] if spec.has("lse_grad") else jnp.zeros_like(lse)

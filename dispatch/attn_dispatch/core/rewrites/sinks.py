@@ -17,9 +17,9 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
-    Arrays,
     AskedOf,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -36,7 +36,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, without=("sinks",), wanted=wanted)
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     results = calls.kernel(inner, for_(inner, operands))
     if not spec.is_backward:
         return with_sinks(results, operands["sinks"])
@@ -45,7 +47,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     return results
 
 
-def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:
+def with_sinks(results: NamedArrays, sinks: jax.Array) -> NamedArrays:
     """The results of a call without sinks, with `sinks` [1|B, N] taken into out and lse."""
     out, lse = results["out"], results["lse"]
     is_padding = lse == -jnp.inf

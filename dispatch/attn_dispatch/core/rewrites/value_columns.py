@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite, changed, for_
+from attn_dispatch.core.rewrites.rewrite import Calls, NamedArrays, Rewrite, changed, for_
 from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
 _COLUMNS = ("value", "out", "out_grad")
@@ -38,9 +38,11 @@ def _value_columns(most: int) -> Rewrite:
     )
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     size, given = inner.head_dim_v, for_(inner, operands)
-    parts: list[Arrays] = []
+    parts: list[NamedArrays] = []
     for first in range(0, spec.head_dim_v, size):
         for name in _COLUMNS:
             if name in given:

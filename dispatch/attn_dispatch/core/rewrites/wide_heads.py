@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite, changed, for_
+from attn_dispatch.core.rewrites.rewrite import Calls, NamedArrays, Rewrite, changed, for_
 from attn_dispatch.semantics.wider_arrays import pad_last
 
 _SIZES = {"query": "head_dim", "key": "head_dim", "value": "value_dim"} | dict.fromkeys(
@@ -21,7 +21,9 @@ def _widened(spec: AttentionSpec, head_dim: int, value_dim: int) -> AttentionSpe
     return changed(spec, arrays=arrays)
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     padded = {
         name: pad_last(x, inner.shape(name)[-1]) if name in _SIZES else x
         for name, x in operands.items()

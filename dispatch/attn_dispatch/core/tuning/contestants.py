@@ -38,8 +38,8 @@ class Standings:
     """The results so far."""
 
     seconds: dict[Contestant, float] = field(default_factory=dict[Contestant, float])
-    programs: dict[Contestant, timing.Program] = field(
-        default_factory=dict["Contestant", timing.Program]
+    programs: dict[Contestant, timing.JittedCall] = field(
+        default_factory=dict["Contestant", timing.JittedCall]
     )
     left_out: dict[str, str] = field(default_factory=dict[str, str])
 

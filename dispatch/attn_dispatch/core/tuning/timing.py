@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-Program = tuple[Callable[..., object], Sequence[object]]
+JittedCall = tuple[Callable[..., object], Sequence[object]]
 """A jitted function and its arguments."""
 
-Timed = Callable[[int], float]
+Timer = Callable[[int], float]
 """A function that runs a program a number of times and returns seconds per call."""
 
 
@@ -45,7 +45,7 @@ def orders(count: int) -> list[tuple[int, ...]]:
 
 
 def turns(
-    timed: Mapping[str, Timed],
+    timed: Mapping[str, Timer],
     rounds: int,
     seconds: float,
     *,

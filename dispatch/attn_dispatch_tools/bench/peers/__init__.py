@@ -1,6 +1,7 @@
-"""The packages that are compared. Each imports its package only when it is used.
+"""The packages that are compared. Each module imports its package only when it is used.
 
-A peer has a reason if it is absent. It returns the program of a cell, or raises with a reason.
+An absent peer has a reason. A present one returns the program of a cell, or raises an error that is
+the reason why it has none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from attn_dispatch_tools.terminal.name_patterns import matches
 
 
 def all_peers(torch_python: str | None = None) -> list[Peer]:
-    """Every peer, ours first; `torch_python` is the Python that torch is installed for."""
+    """All peers, ours first. `torch_python` is the Python that has torch; by default this one."""
     return [
         *ours.PEERS, *jax_nn.PEERS, *dew_flash_attn.PEERS, *fa4_jax.PEERS, *flash_attn3_jax.PEERS,
         *tokamax.PEERS, *torch_sdpa.peers(torch_python),
@@ -27,13 +28,13 @@ def all_peers(torch_python: str | None = None) -> list[Peer]:
 
 
 def named(patterns: list[str], peers: list[Peer]) -> list[Peer]:
-    """The peers that are named like one of the patterns ("ours*"), in their order.
+    """The peers whose names match a pattern such as "ours*", in the order of `peers`.
 
     Raises:
-      ValueError: a pattern matches none.
+      ValueError: a pattern matches no peer.
     """
     for pattern in patterns:
         if not any(matches(peer.name, pattern) for peer in peers):
             names = ", ".join(peer.name for peer in peers)
-            raise ValueError(f"expected a peer of {names}, got {pattern!r}")
+            raise ValueError(f"--peer: expected a pattern for {names}; got {pattern!r}")
     return [x for x in peers if any(matches(x.name, pattern) for pattern in patterns)]

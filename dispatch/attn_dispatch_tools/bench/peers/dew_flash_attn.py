@@ -1,7 +1,7 @@
-"""The public functions of dew-flash-attn or, with only its FlashAttention-3 library, its kernels.
+"""dew-flash-attn: its public functions or, if the package cannot be imported, its kernels.
 
-The package also loads FlashAttention-2's library, and cannot be imported without it. Then the
-kernels are called directly, as its public function does at these head dims.
+Importing the package loads its FlashAttention-2 library, which may be missing. Then its
+FlashAttention-3 kernels are called directly, as its public functions do at these head dims.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.flash import kernels, library
 from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.generations import FA3
-from attn_dispatch_tools.bench.arrays import ROWS, Arrays
+from attn_dispatch_tools.bench.arrays import ROWS, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall, why_absent
 
@@ -32,17 +32,18 @@ class DewFlashAttn(JaxPeer):
             return reason
         other = library.unusable_reason()
         if not other and default_device().arch != "sm90":
-            other = "its other library is for sm90"
+            other = "its FlashAttention-3 library is for sm90"
         other = other or library.loading_failure(FA3)
         return f"{reason}; {other}" if other else ""
 
-    def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
-        public = not why_absent(self.module, self.distributions[0])
-        return {"called": "its public function" if public else "its FlashAttention-3 kernels"}
+    def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
+        is_importable = not why_absent(self.module, self.distributions[0])
+        called = "its public function" if is_importable else "its FlashAttention-3 kernels"
+        return {"called": called}
 
-    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
         if cell.head_dim != cell.head_dim_v:
-            raise NotImplementedError("value must be as wide as query")
+            raise NotImplementedError("its kernels need equal head dims of query and value")
         if why_absent(self.module, self.distributions[0]):
             return _kernels(cell, arrays)
         package = self.package()
@@ -58,7 +59,7 @@ class DewFlashAttn(JaxPeer):
         return PeerCall(packed, ROWS, (arrays.cu_seqlens,))
 
 
-def _kernels(cell: Cell, arrays: Arrays) -> PeerCall:
+def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
     library.register(FA3)
     facts = FlashCall(
         backward=False,

@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 
-from attn_dispatch_tools.bench.arrays import ROWS, Arrays
+from attn_dispatch_tools.bench.arrays import ROWS, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall, why_absent
 
@@ -17,10 +17,10 @@ class Fa4Jax(JaxPeer):
     module = "fa4_jax"
 
     def absent(self) -> str:
-        # fa4-jax imports its kernels only at the first call, so check here for what they need.
+        # fa4-jax imports cutejax, which its kernels need, only at the first call.
         return super().absent() or why_absent("cutejax", "cutejax")
 
-    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
         package = self.package()
         # "cute" rather than the default, which is plain JAX if there is no GPU.
         options = {"causal": cell.is_causal, "backend": "cute"}

@@ -1,4 +1,4 @@
-"""flash_attn3_jax: FlashAttention-3, whose wheels have head dim 128 alone."""
+"""flash_attn3_jax: FlashAttention-3. Its wheels only have kernels for head dim 128."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from attn_dispatch_tools.bench.arrays import ROWS, Arrays
+from attn_dispatch_tools.bench.arrays import ROWS, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
@@ -17,10 +17,10 @@ class FlashAttn3Jax(JaxPeer):
     distributions = ("flash-attn3-jax",)
     module = "flash_attn3_jax"
 
-    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
         if (cell.head_dim, cell.head_dim_v) != (128, 128):
-            # Otherwise the missing kernels would only show when the call runs and holds its memory.
-            raise NotImplementedError("its wheels are built for head dim 128 alone")
+            # Otherwise the call would fail only when it runs, after its memory is allocated.
+            raise NotImplementedError("its wheels only have kernels for head dim 128")
         package = self.package()
         options: dict[str, Any] = {"is_causal": cell.is_causal, "window_size": (-1, -1)}
         if cell.window is not None:

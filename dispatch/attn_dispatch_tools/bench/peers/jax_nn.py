@@ -7,16 +7,17 @@ from typing import Any
 
 import jax
 
-from attn_dispatch_tools.bench.arrays import PADDED, Arrays
+from attn_dispatch_tools.bench.arrays import PADDED, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
-_MOST_SCORES = 8 << 30
-"""Bytes. XLA holds every score in float32; beyond this a run would only show how memory ends."""
+_MAX_SCORE_BYTES = 8 << 30
+"""The most bytes of scores. XLA holds them all in float32; larger calls would run out of memory."""
 
 
 class JaxNn(JaxPeer):
-    """Packed sequences as a padded batch with lengths: it has nothing else for them."""
+    """The call with one implementation. Packed sequences are passed as a padded batch with lengths,
+    because jax.nn has no other way to express them."""
 
     def __init__(self, implementation: str):
         self.name = f"jax.nn: {implementation}"
@@ -31,7 +32,7 @@ class JaxNn(JaxPeer):
             return f"cuDNN runs on NVIDIA GPUs, and this is {platform}"
         return ""
 
-    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
         options: dict[str, Any] = {
             "is_causal": cell.is_causal, "implementation": self.implementation
         }  # fmt: skip
@@ -40,7 +41,7 @@ class JaxNn(JaxPeer):
             if cell.lengths:
                 batch, longest = len(cell.lengths), cell.longest
             needed = 4 * batch * cell.num_heads * longest**2
-            if needed > _MOST_SCORES:
+            if needed > _MAX_SCORE_BYTES:
                 raise NotImplementedError(f"its scores would take {needed >> 30} GiB")
         if cell.window is not None:
             options["local_window_size"] = (cell.window - 1, 0)

@@ -1,4 +1,4 @@
-"""The public call of this package, with its own choice and with each implementation."""
+"""The public calls of this package, with the default choice and with each implementation."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from attn_dispatch.api import dot_product_attention, ragged_dot_product_attentio
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.inspection import explain
-from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
+from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A call of ours: where its arrays lie, the further ones by name, and static options."""
+class _PublicCall:
+    """How a cell is passed to a public function."""
 
     function: Callable[..., Any]
     layout: str
+    """The layout of query, key and value."""
     named_arrays: dict[str, jax.Array]
+    """Further array arguments."""
     options: dict[str, Any]
+    """Static arguments."""
 
 
 class Ours(JaxPeer):
-    """Packed sequences go by cu_seqlens, without a batch axis."""
+    """The call with one implementation, or with the default choice if that is None.
+
+    Packed sequences are passed with cu_seqlens, without a batch axis.
+    """
 
     def __init__(self, implementation: str | None):
         self.name = f"ours: {implementation}" if implementation else "ours"
@@ -43,31 +49,31 @@ class Ours(JaxPeer):
             return ""
         return select.named(self.implementation).unusable_reason(default_device())
 
-    def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
-        """Which implementations compute it, forward and backward."""
-        asked = self._asked(cell, arrays)
-        qkv = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays.given(asked.layout)[:3]]
-        found = explain(*qkv, **asked.named_arrays, **asked.options)
+    def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
+        """The implementations that compute the cell, forward and backward."""
+        call = self._public_call(cell, arrays)
+        qkv = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays.inputs(call.layout)[:3]]
+        found = explain(*qkv, **call.named_arrays, **call.options)
         return {"forward": found.chosen_forward, "backward": found.chosen_backward}
 
-    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
-        asked = self._asked(cell, arrays)
-        # Pass the same array for both sides, as a caller would: kernels may rely on that.
-        different = {id(x): x for x in asked.named_arrays.values()}
-        places = {name: [*different].index(id(x)) for name, x in asked.named_arrays.items()}
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
+        call = self._public_call(cell, arrays)
+        # An array that serves queries and keys stays one array, because kernels may rely on that.
+        different = {id(x): x for x in call.named_arrays.values()}
+        places = {name: [*different].index(id(x)) for name, x in call.named_arrays.items()}
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array, *extra: jax.Array) -> jax.Array:
             named = {name: extra[place] for name, place in places.items()}
-            return asked.function(q, k, v, **named, **asked.options)
+            return call.function(q, k, v, **named, **call.options)
 
-        return PeerCall(attention, asked.layout, tuple(different.values()))
+        return PeerCall(attention, call.layout, tuple(different.values()))
 
-    def _asked(self, cell: Cell, arrays: Arrays) -> _Asked:
+    def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
         if not cell.lengths:
-            return _Asked(dot_product_attention, BATCH, {}, self._options(cell))
+            return _PublicCall(dot_product_attention, BATCH, {}, self._options(cell))
         names = ("cu_seqlens_q", "cu_seqlens_kv")
         longest = {"max_seqlen_q": cell.longest, "max_seqlen_kv": cell.longest}
-        return _Asked(
+        return _PublicCall(
             ragged_dot_product_attention, ROWS, dict.fromkeys(names, arrays.cu_seqlens),
             self._options(cell) | longest,
         )  # fmt: skip
@@ -82,7 +88,7 @@ class Ours(JaxPeer):
 
 
 class _SegmentIds(Ours):
-    """Packed sequences by segment ids, with a batch axis."""
+    """The default choice for packed sequences with segment ids and a batch axis."""
 
     def __init__(self):
         super().__init__(None)
@@ -91,14 +97,14 @@ class _SegmentIds(Ours):
     def concerns(self, cell: Cell) -> bool:
         return bool(cell.lengths)
 
-    def _asked(self, cell: Cell, arrays: Arrays) -> _Asked:
+    def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
         static = {"max_segments": len(cell.lengths), "max_segment_len": cell.longest}
         ids = {"query_segment_ids": arrays.segment_ids}
-        return _Asked(dot_product_attention, ROW, ids, self._options(cell) | static)
+        return _PublicCall(dot_product_attention, ROW, ids, self._options(cell) | static)
 
 
 class _Padded(Ours):
-    """Packed sequences as a padded batch with lengths."""
+    """The default choice for the same sequences as a padded batch with lengths."""
 
     def __init__(self):
         super().__init__(None)
@@ -107,9 +113,9 @@ class _Padded(Ours):
     def concerns(self, cell: Cell) -> bool:
         return bool(cell.lengths)
 
-    def _asked(self, cell: Cell, arrays: Arrays) -> _Asked:
+    def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
         lengths = {x: arrays.lengths for x in ("query_seq_lengths", "key_value_seq_lengths")}
-        return _Asked(dot_product_attention, PADDED, lengths, self._options(cell))
+        return _PublicCall(dot_product_attention, PADDED, lengths, self._options(cell))
 
 
 PEERS = (

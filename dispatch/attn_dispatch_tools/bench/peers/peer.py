@@ -1,4 +1,4 @@
-"""Peers, and the base of those that are called from JAX."""
+"""What a peer is, and the base class of peers that are called from JAX."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 import jax
 
-from attn_dispatch_tools.bench.arrays import BATCH, Arrays
+from attn_dispatch_tools.bench.arrays import BATCH, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.jax_program import JaxProgram
 
 
-class Program(Protocol):
-    """A cell's call in one direction, compiled and run once."""
+class MeasuredProgram(Protocol):
+    """A cell's call in one direction, which was compiled and run once."""
 
     facts: dict[str, Any]
-    """memory_bytes, or None; first_call_ms, by step."""
+    """"memory_bytes", an int or None; "first_call_ms", by step."""
 
     def seconds(self, calls: int) -> float:
-        """Wall time per call of `calls` calls queued back to back."""
+        """Wall time per call, if `calls` calls are queued back to back."""
         ...
 
     def device_seconds(self, calls: int) -> tuple[float | None, str]:
@@ -31,7 +31,7 @@ class Program(Protocol):
         ...
 
     def results(self) -> list[jax.Array] | None:
-        """Its results, as [rows, heads, dim]; None if they are not available here."""
+        """The results, each [rows, heads, dim]; None if they cannot be compared with others'."""
         ...
 
 
@@ -41,54 +41,54 @@ class Peer(Protocol):
     name: str
 
     def version(self) -> str:
-        """The version that is installed; empty if none is."""
+        """The installed version; empty if the package is not installed."""
         ...
 
     def absent(self) -> str:
-        """Why it cannot be used here at all; empty if it can."""
+        """The reason why no cell can be measured here; empty if some can."""
         ...
 
     def concerns(self, cell: Cell) -> bool:
-        """False where it would only repeat another peer."""
+        """False for cells in which this peer would only repeat another one."""
         ...
 
-    def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
-        """Further facts about it in a cell, for the report."""
+    def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
+        """Facts about how this peer runs a cell, for the report."""
         ...
 
-    def program(self, cell: Cell, direction: str, arrays: Arrays) -> Program:
+    def program(self, cell: Cell, direction: str, arrays: CellArrays) -> MeasuredProgram:
         """The program of a cell in the direction "forward", "backward" or "forward_backward".
 
         Raises:
-          Exception: it does not support this call; the exception is the reason.
+          Exception: the package does not support this call; the exception is the reason.
         """
         ...
 
     def release(self) -> None:
-        """Free what its programs hold outside this process."""
+        """Free what this peer's programs hold in other processes."""
         ...
 
     def close(self) -> None:
-        """Free everything."""
+        """Free everything that this peer holds, other processes included."""
         ...
 
 
 @dataclass(frozen=True)
 class PeerCall:
-    """A function of query, key, value and the arrays in `extra`, in a layout of `arrays`."""
+    """A function of query, key, value and the arrays in `extra`; layouts are those of arrays.py."""
 
     function: Callable[..., jax.Array]
     layout: str = BATCH
     extra: Sequence[jax.Array] = ()
-    """Lengths and the like, which are operands as in training."""
+    """Further arrays, such as lengths. Like query, they are arguments of the jitted function."""
 
 
 class JaxPeer:
-    """A peer that is a function of JAX arrays: the rest follows from `call`."""
+    """A peer that is called from JAX. A subclass has names, and the method `call`."""
 
     name: str
     distributions: tuple[str, ...] = ()
-    """The names of the distributions, any of which suffices."""
+    """The distributions of the package, any one of which suffices."""
     module: str = ""
 
     def version(self) -> str:
@@ -103,20 +103,20 @@ class JaxPeer:
         return why_absent(self.module, self.distributions[0])
 
     def package(self) -> Any:
-        """The module, imported."""
+        """The imported module."""
         return importlib.import_module(self.module)
 
     def concerns(self, cell: Cell) -> bool:
         return True
 
-    def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
+    def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
         return {}
 
-    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
-        """Raises an exception where the package has no such call."""
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
+        """How the package computes the cell; raises an exception if it does not support it."""
         raise NotImplementedError
 
-    def program(self, cell: Cell, direction: str, arrays: Arrays) -> Program:
+    def program(self, cell: Cell, direction: str, arrays: CellArrays) -> MeasuredProgram:
         call = self.call(cell, arrays)
         return JaxProgram(call.function, call.layout, call.extra, direction, arrays)
 
@@ -128,7 +128,7 @@ class JaxPeer:
 
 
 def why_absent(module: str, distribution: str) -> str:
-    """Why a package cannot be imported; empty if it can."""
+    """The reason why a package cannot be imported; empty if it can."""
     if importlib.util.find_spec(module) is None:
         return f"not installed: pip install {distribution}"
     try:

@@ -7,14 +7,17 @@ from typing import Any
 
 import jax
 
-from attn_dispatch_tools.bench.arrays import PADDED, Arrays
+from attn_dispatch_tools.bench.arrays import PADDED, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 
 class Tokamax(JaxPeer):
-    """Packed sequences as a padded batch with lengths: it has no other way to say them but a mask
-    of every pair."""
+    """The call with Mosaic kernels.
+
+    Packed sequences are passed as a padded batch with lengths, because tokamax can otherwise only
+    express them as a mask over all pairs.
+    """
 
     name = "tokamax"
     distributions = ("tokamax",)
@@ -26,7 +29,7 @@ class Tokamax(JaxPeer):
             "" if platform == "gpu" else f"its Mosaic kernels are for GPUs, and this is {platform}"
         )
 
-    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
         package = self.package()
         options: dict[str, Any] = {"is_causal": cell.is_causal, "implementation": "mosaic"}
         if cell.window is not None:

@@ -1,6 +1,7 @@
 """PyTorch's scaled_dot_product_attention, which runs in a separate process.
 
-In one process JAX and torch would load two cuDNNs, and neither would free memory for the other.
+In one process, JAX and torch would load two versions of cuDNN, and neither would free memory that
+the other needs.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from typing import Any
 import jax
 
 from attn_dispatch.files import reading
-from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.arrays import CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 
 _WORKER = Path(__file__).with_name("torch_worker.py")
-_PATIENCE = 300
-"""The longest time for an answer, in seconds."""
+_ANSWER_SECONDS = 300
+"""The time limit for an answer of the worker process."""
 
 
 class Worker:
-    """The process, started when it is first asked for."""
+    """The process that runs torch_worker.py, started when it is first used."""
 
     def __init__(self, python: str | None):
         self._python = python
@@ -36,22 +37,22 @@ class Worker:
         self._ids = itertools.count()
 
     def about(self) -> dict[str, Any]:
-        """Its "version", or the "reason" why it is of no use here."""
+        """The "version" of torch, or the "reason" why it cannot be used here."""
         if self._about is None:
             self._about = self._started()
         return self._about
 
-    def ask(self, **asked: Any) -> dict[str, Any]:
-        """The answer.
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request to the process, and return its answer.
 
         Raises:
-          RuntimeError: it has a reason instead, or there is none.
+          RuntimeError: the process failed, with its reason, or did not answer.
         """
         process = self._process
         if process is None or process.stdin is None:
             raise RuntimeError("its process has ended")
         try:
-            process.stdin.write((json.dumps(asked) + "\n").encode())
+            process.stdin.write((json.dumps(request) + "\n").encode())
             process.stdin.flush()
         except OSError:
             self.close()
@@ -73,7 +74,7 @@ class Worker:
     def _started(self) -> dict[str, Any]:
         python = self._python or sys.executable
         if self._python is None and importlib.util.find_spec("torch") is None:
-            return {"reason": "not installed: pip install torch, or name its --torch-python"}
+            return {"reason": "not installed: pip install torch, or name a --torch-python"}
         try:
             self._process = subprocess.Popen(
                 [python, str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -90,12 +91,12 @@ class Worker:
 
     def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert process.stdout is not None
-        line, until = b"", time.monotonic() + _PATIENCE
+        line, until = b"", time.monotonic() + _ANSWER_SECONDS
         while not line.endswith(b"\n"):
             left = until - time.monotonic()
             if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
                 self.close()
-                raise RuntimeError(f"no answer within {_PATIENCE} seconds")
+                raise RuntimeError(f"no answer within {_ANSWER_SECONDS} seconds")
             part = process.stdout.read(1 << 16)
             if not part:
                 self.close()
@@ -112,7 +113,7 @@ class Worker:
 
 
 class _TorchProgram:
-    """See `peers.peer.Program`."""
+    """A `MeasuredProgram` in the worker process."""
 
     def __init__(self, worker: Worker, backend: str, cell: Cell, direction: str):
         self._worker, self._id = worker, worker.new_id()
@@ -125,17 +126,17 @@ class _TorchProgram:
 
     def device_seconds(self, calls: int) -> tuple[float | None, str]:
         try:
-            asked = self._worker.ask(do="device_seconds", id=self._id, calls=calls)
+            answer = self._worker.ask(do="device_seconds", id=self._id, calls=calls)
         except RuntimeError as error:
             return None, str(error)
-        return asked["seconds"], ""
+        return answer["seconds"], ""
 
     def results(self) -> list[jax.Array] | None:
         return None  # torch draws other random inputs, so results cannot be compared
 
 
 class TorchSdpa:
-    """One backend of it; both share a process."""
+    """The call with one of its backends. All backends share a worker process."""
 
     def __init__(self, backend: str, worker: Worker):
         self.name = f"torch: {backend}"
@@ -150,10 +151,10 @@ class TorchSdpa:
     def concerns(self, cell: Cell) -> bool:
         return True
 
-    def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
-        return {"called": "in a process of its own"}
+    def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
+        return {"called": "in a separate process"}
 
-    def program(self, cell: Cell, direction: str, arrays: Arrays) -> _TorchProgram:
+    def program(self, cell: Cell, direction: str, arrays: CellArrays) -> _TorchProgram:
         if cell.lengths:
             raise NotImplementedError("scaled_dot_product_attention has no packed sequences")
         if cell.window is not None:
@@ -161,7 +162,7 @@ class TorchSdpa:
         return _TorchProgram(self._worker, self._backend, cell, direction)
 
     def release(self) -> None:
-        """Its programs' arrays."""
+        """Free the arrays of all programs in the worker process."""
         if not self.absent():
             self._worker.ask(do="release")
 

@@ -1,8 +1,9 @@
 """PyTorch's scaled_dot_product_attention, run in a separate process that does not import JAX.
 
-The process reads a JSON object from each line and answers with a line that holds another. Its "do"
-is "prepare", a program under an id; "seconds" or "device_seconds", the time of a number of calls of
-that program; or "release", all programs. If that fails, the answer has a "reason".
+Each line of stdin is a request, a JSON object; the answer is a line with another. The "do" of a
+request is "prepare", which makes a program with an id; "seconds" or "device_seconds", which measure
+a number of calls of that program; or "release", which frees all programs. If a request fails, the
+answer has a "reason".
 """
 
 from __future__ import annotations
@@ -46,30 +47,30 @@ def _about() -> dict[str, Any]:
     return {"version": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"}
 
 
-def _done(asked: dict[str, Any], programs: dict[str, Callable[[], object]]) -> dict[str, Any]:
+def _done(request: dict[str, Any], programs: dict[str, Callable[[], object]]) -> dict[str, Any]:
     import torch
 
-    if asked["do"] == "release":
+    if request["do"] == "release":
         programs.clear()
         torch.cuda.empty_cache()
         return {}
-    if asked["do"] == "prepare":
-        programs[asked["id"]], facts = _prepared(asked)
+    if request["do"] == "prepare":
+        programs[request["id"]], facts = _prepared(request)
         return facts
-    run, calls = programs[asked["id"]], asked["calls"]
+    run, calls = programs[request["id"]], request["calls"]
     run()
     torch.cuda.synchronize()
-    if asked["do"] == "seconds":
+    if request["do"] == "seconds":
         return {"seconds": _seconds(run, calls)}
     return {"seconds": _busy_seconds(run, calls)}
 
 
-def _prepared(asked: dict[str, Any]) -> tuple[Callable[[], object], dict[str, Any]]:
+def _prepared(request: dict[str, Any]) -> tuple[Callable[[], object], dict[str, Any]]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    cell, direction = asked["cell"], asked["direction"]
-    backend = getattr(SDPBackend, _BACKENDS[asked["backend"]])
+    cell, direction = request["cell"], request["direction"]
+    backend = getattr(SDPBackend, _BACKENDS[request["backend"]])
     lengths = [cell.get("queries", cell["seq_len"]), *[cell["seq_len"]] * 2]
     heads = (cell["num_heads"], cell["num_kv_heads"], cell["num_kv_heads"], cell["num_heads"])
     dims = (cell["head_dim"], cell["head_dim"], cell["head_dim_v"], cell["head_dim_v"])

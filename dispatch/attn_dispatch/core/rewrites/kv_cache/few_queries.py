@@ -21,8 +21,8 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.kv_cache.last_keys import with_last_keys
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
-    Arrays,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -65,7 +65,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     )
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
     is_causal = spec.band == (None, 0)
     seen_by_all = keys

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import PAGES, Arrays, Calls, Rewrite
+from attn_dispatch.core.rewrites.rewrite import PAGES, Calls, NamedArrays, Rewrite
 from attn_dispatch.semantics.pages import gathered, gathered_spec
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     return calls.kernel(inner, gathered(spec, operands))
 
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import PAGES, Arrays, Calls, Rewrite, changed, for_
+from attn_dispatch.core.rewrites.rewrite import PAGES, Calls, NamedArrays, Rewrite, changed, for_
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged_parts
 
@@ -68,7 +68,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, arrays=arrays, wanted=replace(spec.wanted, needs_lse=True))
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     b, t, k = spec.batch, spec.seq_len_q, spec.num_kv_heads
     group, parts = _group(spec), _parts(spec)
     query = jnp.swapaxes(operands["query"].reshape(b, t, k, group, spec.head_dim), 2, 3)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays
+from attn_dispatch.core.rewrites.rewrite import NamedArrays
 from attn_dispatch.semantics.merge import shares
 from attn_dispatch.semantics.pages import keys_at
 
@@ -27,7 +27,7 @@ _FEW = 4
 
 def with_last_keys(
     spec: AttentionSpec,
-    operands: Arrays,
+    operands: NamedArrays,
     results: tuple[jax.Array, jax.Array],
     places: jax.Array,
     may_attend: jax.Array,

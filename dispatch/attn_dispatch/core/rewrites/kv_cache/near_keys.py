@@ -12,8 +12,8 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
-    Arrays,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -64,7 +64,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, without=without, arrays=arrays, meaning=keys_as_rows(meaning))
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     keys = row_lengths(spec, operands, "key")
     first = jnp.maximum(keys - inner.seq_len_kv, 0)
     places = first[:, None] + jnp.arange(inner.seq_len_kv, dtype=jnp.int32)[None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.kv_cache.blocks import Blocks
-from attn_dispatch.core.rewrites.rewrite import PAGES, Arrays, Calls, Rewrite, changed, for_
+from attn_dispatch.core.rewrites.rewrite import PAGES, Calls, NamedArrays, Rewrite, changed, for_
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 
 
@@ -26,7 +26,9 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, arrays=arrays, meaning=blocks.meaning(spec))
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     blocks = _blocks(spec)
     table = {"page_table": blocks.table(spec, operands)}
     given = {**operands, **blocks.pools(spec, operands), **table}

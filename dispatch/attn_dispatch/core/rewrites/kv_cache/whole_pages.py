@@ -29,8 +29,8 @@ from attn_dispatch.core.rewrites.kv_cache.last_keys import MAX_LAST_PAIRS, with_
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     LENGTHS,
-    Arrays,
     Calls,
+    NamedArrays,
     Rewrite,
     changed,
     for_,
@@ -88,7 +88,9 @@ def _beside(spec: AttentionSpec) -> AttentionSpec | None:
     )
 
 
-def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _compute(
+    spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
+) -> NamedArrays:
     plan = _plan(spec)
     ends = _Ends.of(spec, operands, plan)
     table, count = plan.blocks.table(spec, operands), ends.count[:, None]
@@ -210,7 +212,7 @@ class _Ends:
     """The number of keys in a block."""
 
     @staticmethod
-    def of(spec: AttentionSpec, operands: Arrays, plan: _Plan) -> _Ends:
+    def of(spec: AttentionSpec, operands: NamedArrays, plan: _Plan) -> _Ends:
         queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
         (left, right), size = spec.band, plan.blocks.size
         # `end` follows the last key of the first query; `begin` is the last query's first key.
@@ -268,7 +270,7 @@ def _bias_at(bias: jax.Array, places: jax.Array) -> jax.Array:
 
 def _by_kernel(
     spec: AttentionSpec,
-    operands: Arrays,
+    operands: NamedArrays,
     plan: _Plan,
     ends: _Ends,
     beside: AttentionSpec,
@@ -287,7 +289,7 @@ def _by_kernel(
 
 def _by_xla(
     spec: AttentionSpec,
-    operands: Arrays,
+    operands: NamedArrays,
     plan: _Plan,
     ends: _Ends,
     calls: Calls,

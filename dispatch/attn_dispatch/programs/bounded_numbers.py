@@ -1,0 +1,108 @@
+"""Whole numbers of a program that do not depend on s, with the bounds that are known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+FAR = 2**30
+"""Larger than every position; the sum of two such numbers fits int32."""
+UNBOUNDED = (-inf, inf)
+"""The span of a number of which no bound is known."""
+
+Compute = Callable[..., jax.Array]
+"""A function of a program's inputs: b, n, t, s and the arrays."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A whole number, or a bool, that does not depend on s: of_t * t and a rest within `span`."""
+
+    compute: Compute
+    depends: frozenset[str]
+    """The indices among b, n and t that it depends on."""
+    of_t: int = 0
+    """The coefficient of t: -1, 0 or 1."""
+    span: tuple[float, float] = UNBOUNDED
+    """The bounds of the rest, the number without its multiple of t."""
+
+    @property
+    def offset(self) -> int | None:
+        """The number minus t, if that is constant."""
+        least, most = self.span
+        return int(least) if self.of_t == 1 and least == most else None
+
+
+def constant(x: ArrayLike) -> Number:
+    """A number that every query and key has alike; bounded if it is a whole one."""
+    number = np.asarray(x)
+    is_whole = number.shape == () and number.dtype.kind in "iu"
+    span = (int(number), int(number)) if is_whole else UNBOUNDED
+    return Number(lambda *_: jnp.asarray(number), frozenset(), span=span)
+
+
+Extreme = Callable[[jax.Array, jax.Array], jax.Array]
+"""jnp.maximum or jnp.minimum."""
+
+
+def extreme_of_given(function: Extreme, x: Number | None, y: Number | None) -> Number | None:
+    """The maximum or minimum of the numbers that are not None."""
+    return x or y if x is None or y is None else extreme(function, x, y)
+
+
+def extreme(function: Extreme, x: Number, y: Number) -> Number:
+    """The maximum or minimum of two numbers."""
+    of_t = max(x.of_t, y.of_t)
+    spans = [z.span if z.of_t == of_t else UNBOUNDED for z in (x, y)]
+    choose = max if function is jnp.maximum else min
+    # If one number is unbounded, the other still bounds the maximum or minimum.
+    span = choose(a for a, _ in spans), choose(b for _, b in spans)
+    return Number(
+        lambda *inputs: function(near(x.compute(*inputs)), near(y.compute(*inputs))),
+        x.depends | y.depends,
+        of_t,
+        span,
+    )
+
+
+def near(x: jax.Array) -> jax.Array:
+    """x as int32, clipped beyond every position."""
+    return jnp.clip(x, -FAR, FAR).astype(jnp.int32)
+
+
+def plus(x: Number, y: Number) -> Number:
+    """The sum; unbounded unless its multiple of t is -1, 0 or 1."""
+    for one, other in ((x, y), (y, x)):
+        if not other.of_t and other.span == (0, 0):
+            return one
+    of_t, span = x.of_t + y.of_t, (x.span[0] + y.span[0], x.span[1] + y.span[1])
+    if abs(of_t) > 1:
+        of_t, span = 0, UNBOUNDED
+    return Number(
+        lambda *inputs: near(x.compute(*inputs)) + near(y.compute(*inputs)),
+        x.depends | y.depends,
+        of_t,
+        span,
+    )
+
+
+def minus(x: Number) -> Number:
+    """The number with the opposite sign."""
+    span = -x.span[1], -x.span[0]
+    return Number(lambda *inputs: -near(x.compute(*inputs)), x.depends, -x.of_t, span)
+
+
+def may_overflow(x: Number) -> bool:
+    """Whether a known bound is so large that a sum may wrap around."""
+    return any(FAR < abs(bound) < inf for bound in x.span)
+
+
+def is_nonnegative(x: Number) -> bool:
+    """Whether the number is known not to be negative; t is not."""
+    return x.of_t >= 0 and x.span[0] >= 0
