@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from attn_dispatch import cudnn
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.devices.target import parse
+from attn_dispatch.reason import reason_from_sentence
 from tests.support.plan_cases import CASES, cells_of
 from tests.support.repository import environment
 
@@ -37,14 +38,12 @@ Key = tuple[str, str, str]
 class Cell:
     """The plan of one call on one kind of GPU, or the reasons against it."""
 
-    reasons: tuple[str, ...] = ()
-    """The reasons why the call is not planned."""
+    sentences: dict[str, str] = field(default_factory=dict)
+    """The reasons why the call is not planned: sentences, by rule."""
     engine: str = ""
     workspace_bytes: int = -1
     crash: str = ""
     """How the planning process ended, if it crashed."""
-    rules: tuple[str, ...] = ()
-    """The rule of each reason."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,7 @@ class Planning:
             if not lines:
                 raise RuntimeError(f"planning did not begin:\n{errors}")
             version, path = lines[0]
-            cells += [
-                Cell(tuple(x.pop("reasons")), rules=tuple(x.pop("rules", ())), **x)
-                for x in lines[1:]
-            ]
+            cells += [Cell(**x) for x in lines[1:]]
             if len(cells) == len(self.keys) and code == 0:
                 matrix = Matrix(version, path, dict(zip(self.keys, cells, strict=True)))
                 return replace(matrix, cells=_without_patch(matrix))
@@ -124,10 +120,13 @@ def _without_patch(matrix: Matrix) -> dict[Key, Cell]:
     names = rf"\b{re.escape(matrix.version_text)}\.\d+|\b{matrix.version}\b"
 
     def named(cell: Cell) -> Cell:
-        reasons = (re.sub(names, matrix.version_text, reason) for reason in cell.reasons)
-        # The source line of a mod in a reason is left out as well.
-        reasons = (re.sub(r" \(at \S+\)", "", reason) for reason in reasons)
-        return replace(cell, reasons=tuple(reasons))
+        sentences: dict[str, str] = {}
+        for rule, text in cell.sentences.items():
+            # The source line of a mod in a reason is left out as well.
+            text = re.sub(r" \(at \S+\)", "", re.sub(names, matrix.version_text, text))
+            source, is_sentence, _ = rule.partition(": ")
+            sentences[reason_from_sentence(source, text).rule if is_sentence else rule] = text
+        return replace(cell, sentences=sentences)
 
     return {key: named(cell) for key, cell in matrix.cells.items()}
 
@@ -136,7 +135,7 @@ def cell(spec: AttentionSpec, arch: str) -> Cell:
     """The plan, or every reason against one."""
     device = parse(arch)
     if reasons := cudnn.not_supported_reasons(spec, device):
-        return Cell(tuple(map(str, reasons)), rules=tuple(x.rule for x in reasons))
+        return Cell({x.rule: x.text for x in reasons})
     plan = cudnn.plan(spec, device)
     return Cell(engine=plan.engine, workspace_bytes=plan.workspace_bytes)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 
 from attn_dispatch import aiter, xla
@@ -51,95 +50,109 @@ _OTHER_DIMS = (
     _REWRITTEN
     + "zeros up to a head dim that a kernel has, or calls for some of the value dims each"
 )
-_SCORE_PROGRAM = _TAKES + "score functions traced to the vendor's own terms"
-_ANSWERS = (
-    (
-        r"needs float16 or bfloat16",
-        _TAKES + "kernels for other dtypes; the vendors have none",
+_REFUSES = "cudnn/plan: cuDNN refuses the graph: "
+_ENDS = " (cuDNN #.#)"
+_KNOWN_BUG = "cudnn/plan: known bug of cuDNN #.#: "
+_MOD = "cudnn/mods: {}: an array is read by {}"
+_BY_S = "s, which cuDNN's backward pass computes wrongly"
+_BY_B_AND_S = "b and s, which would be as large as the scores"
+_RULES = {
+    _TAKES + "kernels for other dtypes; the vendors have none": ("dtype",),
+    _OTHER_DIMS: (
+        "aiter/head_dim",
+        f"{_REFUSES}Num hidden_dim should be less than or equal to # and hidden_dim should be "
+        "multiple of # when d_qk != d_v, unless both head dims are in (#, #] and multiples of #"
+        + _ENDS,
+        f"{_REFUSES}Num hidden_dim d_v should be equal to # if d_qk is #{_ENDS}",
     ),
-    (r"hidden_dim.* when d_qk != d_v", _OTHER_DIMS),
-    (
-        r"hidden_dim.* 128 .* of 8 \(",
-        _TAKES + "a kernel for wide heads: cuDNN has none here. What the dims past 128 add to a "
-        "score could go in as a bias, which is an array [B, N, T, S] of float32",
+    _OTHER_DIMS
+    + ". Where cuDNN has no kernel so wide, it *would take* one; what the dims past 128 add to a "
+    "score could go in as a bias, which is an array [B, N, T, S] of float32": (
+        f"{_REFUSES}Num hidden_dim should be less than or equal to # and hidden_dim should be "
+        "multiple of #" + _ENDS,
     ),
-    (r"hidden_dim", _OTHER_DIMS),
-    (r"head dims up to 256", _OTHER_DIMS),
-    (
-        r"Packed/ragged LSE",
-        _REWRITTEN + "as a padded batch of the sequences, where that has no more "
-        "pairs than the packed rows: pass max_segment_len, or cu_seqlens; else as a mask",
+    _REWRITTEN
+    + "as a padded batch of the sequences, where that has no more pairs than the packed rows: pass "
+    "max_segment_len, or cu_seqlens; else as a mask": (
+        f"{_REFUSES}Packed/ragged LSE is not supported for bprop thd on SM#X and SM#X GPUs{_ENDS}",
     ),
-    (r"segment ids: pass max_segments", _AS_MASK),
-    (
-        r"bias: AITER needs query's dtype",
-        _REWRITTEN + "in 16 bits where that changes no number, else by XLA, decided when it runs",
+    _AS_MASK: (
+        "max_segments",
+        "aiter/bias_packed",
+        "cudnn/bottom_right",
+        "cudnn/packed_bias",
+        "cudnn/arrays_by_row",
+        "feature/mask_mod",
+        _MOD.format("mask_mod", _BY_S),
+        _MOD.format("mask_mod", _BY_B_AND_S),
     ),
-    (
-        r"bias that is the same for all keys",
-        _REWRITTEN + "the gradient follows from lse, delta and sinks",
+    _REWRITTEN + "in 16 bits where that changes no number, else by XLA, decided when it runs": (
+        "bias_dtype",
     ),
-    (r"bias with packed sequences or lengths", _AS_MASK),
-    (r"bottom-right mask together", _AS_MASK),
-    (r"counts a bias or mask from the start", _AS_MASK),
-    (r"counts them in 32 bits", _TAKES + "a call for some of the batch rows at a time"),
-    (
-        r"gradient of a bias under a soft cap",
-        _REWRITTEN + "that gradient by XLA, beside the kernel",
+    _REWRITTEN + "the gradient follows from lse, delta and sinks": ("row_bias_gradient",),
+    _TAKES + "a call for some of the batch rows at a time": ("aiter/int32",),
+    _REWRITTEN + "that gradient by XLA, beside the kernel": (
+        "feature/the gradient of alibi_slopes",
+        f"{_KNOWN_BUG}the gradient of a bias under a soft cap is off by orders of magnitude "
+        f"(measured on an H# with #.#){_ENDS}",
     ),
-    (r"logits_soft_cap together with bias", _TAKES + "instances of CK's kernel that have both"),
-    (
-        r"the gradient under logits_soft_cap",
-        _TAKES + "a backward kernel with a soft cap: CK has none",
+    _TAKES + "instances of CK's kernel that have both": ("aiter/soft_cap_bias",),
+    _TAKES + "a backward kernel with a soft cap: CK has none": ("aiter/soft_cap_gradient",),
+    _REWRITTEN + "as a bias of 0 and -inf": ("feature/mask",),
+    _REWRITTEN + "as a float32 bias over pairs of queries and keys, up to 2^27 of them": (
+        "cudnn/alibi_by_row",
+        "cudnn/alibi_from_lengths",
     ),
-    (r"^mask: not run", _REWRITTEN + "as a bias of 0 and -inf"),
-    (r"gradient of alibi_slopes", _REWRITTEN + "that gradient by XLA, beside the kernel"),
-    (
-        r"alibi_slopes: cuDNN",
-        _REWRITTEN + "as a float32 bias over pairs of queries and keys, up to 2^27 of them",
+    _REWRITTEN + "put into out and lse afterwards": (
+        "feature/sinks",
+        "cudnn/sinks_by_row",
+        "cudnn/sinks_mask_mod",
     ),
-    (r"Backward activations", _SCORE_PROGRAM),
-    (r"^sinks: |^sinks beside", _REWRITTEN + "put into out and lse afterwards"),
-    (
-        r"dropout keep mask as a result|does not return the dropout mask",
-        _REWRITTEN + "read from the kernel's output for known values",
+    _REWRITTEN + "read from the kernel's output for known values": (
+        "feature/the dropout mask as a result",
+        "cudnn/packed_keep",
     ),
-    (r"dropout: cuDNN has one key|several dropout keys", _REWRITTEN + "a call for each key"),
-    (r"the row maximum", _REWRITTEN + "by XLA, beside the kernel"),
-    (
-        r"deterministic_backward|Deterministic algorithm|that CK addresses at once",
-        _TAKES + "a deterministic kernel there that sums in less memory",
+    _REWRITTEN + "a call for each key": ("dropout_keys",),
+    _REWRITTEN + "by XLA, beside the kernel": (
+        "feature/the row maximum",
+        f"{_KNOWN_BUG}the row maximum counts the sink as a score (right with #.#) (measured on an "
+        f"H# with #.#){_ENDS}",
     ),
-    (r"^mask_mod|broadcasted vectors|arrays by row", _AS_MASK),
-    (
-        r"score_mod: .*(by s, which|depends on both t and s|as large as the scores)",
-        _REWRITTEN + "what it adds to the score, as a bias over pairs, up to 2^27 of them",
+    _TAKES + "a deterministic kernel there that sums in less memory": (
+        "aiter/dq_bytes",
+        "cudnn/workspace",
+        f"{_REFUSES}Deterministic algorithm is not supported for bprop thd on SM#X and SM#X GPUs"
+        + _ENDS,
+        f"{_REFUSES}Deterministic algorithm is not supported on blackwell architecture when dbias, "
+        f"rng/dropout, alibi is enabled{_ENDS}",
     ),
-    (
-        r"score_mod: not run",
-        _REWRITTEN + "as a soft cap, ALiBi or a bias over pairs, where it is one of them",
+    _REWRITTEN + "what it adds to the score, as a bias over pairs, up to 2^27 of them": (
+        "cudnn/mods: score_mod: dynamic_slice of arrays, at a place that depends on both t and s",
     ),
-)
-"""Patterns of reasons, each with what helps. The first that matches counts."""
+    _REWRITTEN + "as a soft cap, ALiBi or a bias over pairs, where it is one of them": (
+        "feature/score_mod",
+    ),
+}
+"""What helps, and the rules against which it does."""
+
+_ANSWERS = {rule: answer for answer, rules in _RULES.items() for rule in rules}
+
+Notes = dict[tuple[str, str], int]
+"""The number of each reason on the page, by rule and sentence."""
 
 
-def _answer(reason: str) -> str:
-    """The rewrite that helps against a reason, or what the call would need."""
-    return next(answer for pattern, answer in _ANSWERS if re.search(pattern, reason))
-
-
-def refusals(matrix: Matrix) -> dict[str, dict[str, list[str]]]:
-    """The reasons of what is not planned, by the label of the call, then direction and arch."""
-    found: dict[str, dict[str, list[str]]] = {}
+def refusals(matrix: Matrix) -> dict[str, dict[str, dict[str, str]]]:
+    """What is not planned, by the label of the call, then direction and arch: rules, sentences."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
     for (label, direction, arch), cell in matrix.cells.items():
-        if why := [*cell.reasons, *([cell.crash] if cell.crash else [])]:
+        if why := cell.sentences | ({"crash": cell.crash} if cell.crash else {}):
             found.setdefault(label, {})[f"{direction} {arch}"] = why
     return found
 
 
 def document(matrix: Matrix) -> str:
     """The text of the page."""
-    notes: dict[str, int] = {}
+    notes: Notes = {}
     lines = [_TITLE, "", _INTRO.format(version=matrix.version_text)]
     for section, calls in SECTIONS.items():
         lines += [f"## {section}", ""]
@@ -151,31 +164,31 @@ def document(matrix: Matrix) -> str:
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["## Why not", "", _WHY_NOT, ""]
-    lines += [*(f"{number}. {reason}. {_answer(reason)}" for reason, number in notes.items()), ""]
+    lines += [f"{number}. {text}. {_ANSWERS[rule]}" for (rule, text), number in notes.items()]
+    lines.append("")
     return "\n".join(lines)
 
 
-def _cell(matrix: Matrix, label: str, arch: str, notes: dict[str, int]) -> str:
-    reasons = [matrix.cells[label, x, arch].reasons for x in ("forward", "backward")]
-    return _text(reasons, notes)
+def _cell(matrix: Matrix, label: str, arch: str, notes: Notes) -> str:
+    sentences = [matrix.cells[label, x, arch].sentences for x in ("forward", "backward")]
+    return _text(sentences, notes)
 
 
-def _unplanned_cell(label: str, arch: str, notes: dict[str, int]) -> str:
+def _unplanned_cell(label: str, arch: str, notes: Notes) -> str:
     """The cell of AITER or XLA, which need no plan."""
     module, device = (xla, parse("sm90")) if arch == "xla" else (aiter, parse(arch))
     specs = (CASES[label].spec(x) for x in ("forward", "backward"))
-    return _text(
-        [tuple(map(str, module.not_supported_reasons(spec, device))) for spec in specs], notes
-    )
+    reasons = (module.not_supported_reasons(spec, device) for spec in specs)
+    return _text([{x.rule: x.text for x in why} for why in reasons], notes)
 
 
-def _text(reasons: list[tuple[str, ...]], notes: dict[str, int]) -> str:
-    return " ".join(_letters(reasons, notes))
+def _text(sentences: list[dict[str, str]], notes: Notes) -> str:
+    return " ".join(_letters(sentences, notes))
 
 
-def _letters(reasons: list[tuple[str, ...]], notes: dict[str, int]) -> Iterator[str]:
-    for letter, why in zip("FB", reasons, strict=True):
-        numbers = [notes.setdefault(reason, len(notes) + 1) for reason in why]
+def _letters(sentences: list[dict[str, str]], notes: Notes) -> Iterator[str]:
+    for letter, why in zip("FB", sentences, strict=True):
+        numbers = [notes.setdefault(reason, len(notes) + 1) for reason in why.items()]
         yield letter if not why else f"~~{letter}~~ " + ",".join(map(str, numbers))
 
 
