@@ -136,7 +136,7 @@ def write(verdicts: list[Verdict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--draws", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--draws", type=int, default=300, help="default: %(default)s")
     parser.add_argument("--only", metavar="GLOB", default="*", help="only those whose names match")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help=f"keep the cases in {RECORD.name}")
