@@ -38,8 +38,8 @@ from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
-from attn_dispatch.devices.implementation import Plan, device_reason
-from attn_dispatch.reason import Reason, broken, reason_from_sentence, sentences
+from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
+from attn_dispatch.reason import Reason, broken, sentences
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.real_rows import each_query_attends
@@ -205,7 +205,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
         and not reasons
         and (why := aiter_library.find(device.arch).unusable_reason)
     ):
-        return (reason_from_sentence("aiter/library", why),)
+        return (library_reason("aiter/library", why),)
     return reasons
 
 

@@ -15,6 +15,7 @@ from attn_dispatch.semantics.common_rules import (
     EMPTY,
     MAX_SEGMENTS,
     ROW_BIAS_GRADIENT,
+    scale_remedy,
 )
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
@@ -41,7 +42,7 @@ def _keeps_another_share(spec: AttentionSpec) -> bool:
 
 
 CALL_RULES = (
-    _feature("mask", "use lengths, a window or segment ids instead"),
+    _feature("mask", "pass lengths, a window or segment ids instead, if they express the mask"),
     _feature("sinks"),
     Rule[AttentionSpec](
         "aiter/bias_and_alibi",
@@ -69,7 +70,9 @@ CALL_RULES = (
     Rule[AttentionSpec](
         "aiter/alibi_lengths",
         lambda s: s.has("alibi_slopes") and max(s.seq_len_q, s.seq_len_kv) >= _ALIBI_LENGTHS,
-        f"alibi_slopes: CK counts distances below {_ALIBI_LENGTHS}",
+        f"alibi_slopes with {{queries:,}} queries and {{keys:,}} keys: CK counts distances below "
+        f"{_ALIBI_LENGTHS:,}",
+        facts=lambda s: {"queries": s.seq_len_q, "keys": s.seq_len_kv},
     ),
     Rule[AttentionSpec](
         "aiter/dropout_rate",
@@ -85,8 +88,10 @@ CALL_RULES = (
     Rule[AttentionSpec](
         "aiter/scale",
         is_out_of_range,
-        "scale: AITER multiplies by it in float32, where it or its reciprocal is no normal number",
-        "multiply query by the scale, and pass scale=1",
+        "scale {scale:g}: AITER multiplies by it in float32, where it or its reciprocal is no "
+        "normal number",
+        scale_remedy,
+        facts=lambda s: {"scale": s.meaning.scale},
     ),
     EMPTY,
 )

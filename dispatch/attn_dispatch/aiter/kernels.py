@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from attn_dispatch.aiter.call import AiterCall
-from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK_RULES, SPLIT_RULES, Rule
+from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK_RULES, SPLIT_RULES, KernelRule
 from attn_dispatch.aiter.sizes import splits_of
-from attn_dispatch.reason import Reason
+from attn_dispatch.reason import Reason, Rule, broken
 
 Accumulator = Literal["split", "atomic_32", "atomic_16"]
 
@@ -40,11 +40,16 @@ class Kernel:
         return self.name
 
 
+_ARCH = Rule[str](
+    "device/arch",
+    lambda arch: arch not in ARCHS,
+    f"AITER's attention kernels run on {' and '.join(ARCHS)}, and this is {{arch}}",
+    facts=lambda arch: {"arch": arch},
+)
+
+
 def unsupported_arch(arch: str) -> tuple[Reason, ...]:
-    if arch in ARCHS:
-        return ()
-    why = f"AITER's attention kernels run on {' and '.join(ARCHS)}, and this is {arch}"
-    return (Reason("device/arch", (("arch", arch),), why),)
+    return broken((_ARCH,), arch)
 
 
 def not_supported_reasons(call: AiterCall, arch: str) -> tuple[Reason, ...]:
@@ -74,9 +79,9 @@ def _why_not_asm(call: AiterCall, arch: str) -> tuple[Reason, ...]:
     return why if all(x.remedy for x in why) else tuple(replace(x, remedy="") for x in why)
 
 
-def _rules_of(call: AiterCall) -> tuple[Rule, ...]:
+def _rules_of(call: AiterCall) -> tuple[KernelRule, ...]:
     return SPLIT_RULES if call.is_split else CK_RULES
 
 
-def _reasons(rules: tuple[Rule, ...], call: AiterCall, arch: str) -> tuple[Reason, ...]:
+def _reasons(rules: tuple[KernelRule, ...], call: AiterCall, arch: str) -> tuple[Reason, ...]:
     return tuple(rule.reason(call) for rule in rules if rule.is_broken_by(call, arch))

@@ -7,7 +7,7 @@ implementations (select.py), and not among rewrites (rewrites/search.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from attn_dispatch import settings, xla
@@ -177,21 +177,40 @@ def _within_limit(
     if limit is None or not (chain.undivided or limit.is_strict):
         return (), chain
     taken = scratch_bytes(implementation, chain, device)
-    most = f"the limit is {in_units(limit.bytes)} ({limit.why})"
-    if taken > limit.bytes and limit.is_strict:
-        parts = ", even in parts" if chain.undivided else ""
-        reason = Reason(
-            "scratch_limit",
-            (("bytes", taken), ("limit", limit.bytes)),
-            f"scratch memory: takes {in_units(taken)}{parts}, and {most}",
-            "a larger scratch_limit",
-        )
-        return (reason,), replace(chain, reasons=(reason,))
+    if reasons := broken((_SCRATCH_LIMIT,), _Scratch(taken, limit, chain.undivided is not None)):
+        return reasons, replace(chain, reasons=reasons)
     if chain.undivided is None:
         return (), chain
     before = implementation.plan(chain.undivided, device).scratch_bytes
-    did = f"{in_units(taken)} in place of {in_units(before)}; {most}"
+    did = f"{in_units(taken)} in place of {in_units(before)}; {_most(limit)}"
     return (), replace(chain, limit=did)
+
+
+def _most(limit: scratch.Limit) -> str:
+    return f"the limit is {in_units(limit.bytes)} ({limit.why})"
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """The scratch memory that a call takes, and its limit."""
+
+    bytes: int
+    limit: scratch.Limit
+    is_divided: bool
+
+
+_SCRATCH_LIMIT = Rule[_Scratch](
+    "scratch_limit",
+    lambda x: x.limit.is_strict and x.bytes > x.limit.bytes,
+    "scratch memory: takes {taken}{parts}, and {most}",
+    "allow more: scratch_limit",
+    facts=lambda x: {
+        "bytes": x.bytes,
+        "taken": in_units(x.bytes),
+        "parts": ", even in parts" if x.is_divided else "",
+        "most": _most(x.limit),
+    },
+)
 
 
 def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) -> int:
@@ -225,7 +244,8 @@ _DERIVATIVE = Rule[AttentionSpec](
     "derivative",
     lambda spec: spec.wanted.derivative is not None,
     "it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for a "
-    f'{{derivative}}; implementation="{xla.NAME}" computes that',
+    "{derivative}",
+    f'pass implementation="{xla.NAME}"',
     facts=lambda spec: {"derivative": spec.wanted.derivative},
 )
 

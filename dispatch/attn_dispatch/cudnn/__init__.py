@@ -22,7 +22,7 @@ from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
-from attn_dispatch.devices.implementation import Plan, device_reason
+from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
 from attn_dispatch.devices.target import local_nvidia_ordinals
 from attn_dispatch.reason import Reason, Rule, reason_from_sentence, sentences
 
@@ -142,7 +142,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
         reasons.append(device_reason("arch", device, needs))
     if why := cudnn_library.find().unusable_reason:
-        reasons.append(reason_from_sentence("cudnn/library", why))
+        reasons.append(library_reason("cudnn/library", why))
     return tuple(reasons)
 
 
@@ -215,8 +215,22 @@ _WORKSPACE = Rule[_Workspace](
 )
 
 
+_KNOWN_BUG = "known bug of cuDNN "
+_BUG = re.compile(r"\d+: (?P<bug>.*) \([^()]*\)")
+"""What follows in the sentence of known_bad.cc: the version, the bug and its source."""
+
+
 def _planning_reason(error: str, version: str) -> Reason:
-    """cuDNN's error as a reason, without the names of nodes that its sentence lists."""
+    """Why cuDNN is not asked for a plan, or its own error, without the nodes that it names.
+
+    The rows of known_bad.cc that match are the rule: `cudnn/known_bug/` and what each says.
+    """
+    before, *rows = error.split(_KNOWN_BUG)
+    if rows and not before:
+        found = [_BUG.fullmatch(row.removesuffix("; ")) for row in rows]
+        bugs = " and ".join(x["bug"] for x in found if x)
+        facts = (("version", version),)
+        return Reason(f"cudnn/known_bug/{bugs}", facts, f"{error} (cuDNN {version})")
     return reason_from_sentence("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.score_nodes import nodes_of, score_rules_of
 from attn_dispatch.programs.nodes import NodeArray, XlaArray
+from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.real_rows import leading_padding_rows
 from attn_dispatch.semantics.scaled_query import positive_scale
@@ -230,7 +231,7 @@ def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: NodeArray) -
 def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
     """The call with its nodes and the extents of the arrays that they read."""
     nodes, rules = nodes_of(spec, packed=call.is_packed), score_rules_of(spec)
-    if isinstance(nodes, str):
+    if isinstance(nodes, Reason):
         raise ValueError(f"expected mods that cuDNN can express: {nodes}")
     arrays: list[str] = []
     for array in nodes.arrays:

@@ -19,13 +19,14 @@ from attn_dispatch.cudnn.call import (
 )
 from attn_dispatch.cudnn.score_nodes import nodes_of
 from attn_dispatch.programs.program import is_finite
-from attn_dispatch.reason import Reason, Rule, broken, reason_from_sentence
+from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.common_rules import (
     DROPOUT_KEYS,
     DTYPE,
     EMPTY,
     MAX_SEGMENTS,
     ROW_BIAS_GRADIENT,
+    scale_remedy,
 )
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
@@ -36,17 +37,34 @@ and more than 10 s for 16,384, for each variant of the call (9.28)."""
 _INT32_LIMIT = 2**31
 
 _WITHOUT_ARRAYS_BY_ROW = ("sm8", "sm12")
+"""The archs whose backward kernels have no room for arrays by row beside lse and delta."""
+
 _MAX_ARRAYS_BY_ROW = 2
-"""The most arrays by row that a backward kernel has room for beside lse and delta; on the archs
-above it has none. cuDNN refuses too many arrays of floats, but does not count arrays of integers,
-and then reads wrong numbers (H200, 9.19, 9.28)."""
+"""The most arrays by row that other backward kernels have room for beside lse and delta. cuDNN
+refuses too many arrays of floats, but does not count arrays of integers, and then reads wrong
+numbers (H200, 9.19, 9.28)."""
+
+
+def _takes_a_mask(spec: AttentionSpec) -> bool:
+    """Whether the call could have a mask as an array and break no rule because of it."""
+    return not spec.is_packed and is_finite(spec.meaning.score_mod)
 
 
 def _remedy_other_mask(spec: AttentionSpec) -> str:
-    """A remedy: another mask with the same meaning. Both corners coincide where T == S."""
-    if spec.seq_len_q == spec.seq_len_kv and not spec.has_runtime_lengths:
-        return "the top-left mask is the same where T == S"
-    return "" if spec.is_packed else "pass the mask as mask"
+    return "pass causality and the window as a mask" if _takes_a_mask(spec) else ""
+
+
+def _remedy_packed_bias(spec: AttentionSpec) -> str:
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
+    if is_bottom_right and spec.band != (None, None):
+        return ""  # padded, the call would break cudnn/bottom_right
+    return "pass a padded batch with lengths"
+
+
+def _remedy_mask_mod(spec: AttentionSpec) -> str:
+    if _takes_a_mask(spec):
+        return "pass mask instead of mask_mod"
+    return "use causality or a window instead of mask_mod, if they express it"
 
 
 def _sums_a_row_bias(spec: AttentionSpec) -> bool:
@@ -54,19 +72,23 @@ def _sums_a_row_bias(spec: AttentionSpec) -> bool:
 
 
 _RULES = (
-    feature_rule("the gradient of what score_mod reads", "the gradient of what score_mod reads"),
+    feature_rule(
+        "the gradient of what score_mod reads",
+        "cuDNN does not compute the gradient of what score_mod reads",
+    ),
     EMPTY,
     Rule[AttentionSpec](
         "cudnn/widest_head",
         lambda s: max(s.head_dim, s.head_dim_v) > _WIDEST_HEAD,
-        f"heads wider than {_WIDEST_HEAD:,}: cuDNN would compile them for minutes",
-        "none; XLA runs such calls",
+        f"heads wider than {_WIDEST_HEAD:,}, got {{head_dim:,}} and {{head_dim_v:,}}: cuDNN would "
+        "compile them for minutes",
+        facts=lambda s: {"head_dim": s.head_dim, "head_dim_v": s.head_dim_v},
     ),
     Rule[AttentionSpec](
         "cudnn/int32_length",
         lambda s: not s.symbols and max(s.seq_len_q, s.seq_len_kv) >= _INT32_LIMIT,
-        "2^31 queries or keys: cuDNN counts them in 32 bits",
-        "none; XLA runs such calls",
+        "2^31 queries or keys or more, got {queries:,} and {keys:,}: cuDNN counts them in 32 bits",
+        facts=lambda s: {"queries": s.seq_len_q, "keys": s.seq_len_kv},
     ),
     MAX_SEGMENTS,
     feature_rule(
@@ -76,14 +98,16 @@ _RULES = (
     Rule[AttentionSpec](
         "cudnn/scale",
         is_out_of_range,
-        "scale: cuDNN multiplies by it in float32, where it or its reciprocal is no normal number",
-        "multiply query by the scale, and pass scale=1",
+        "scale {scale:g}: cuDNN multiplies by it in float32, where it or its reciprocal is no "
+        "normal number",
+        scale_remedy,
+        facts=lambda s: {"scale": s.meaning.scale},
     ),
     Rule[AttentionSpec](
         "cudnn/packed_bias",
         lambda s: s.is_packed and has_score_bias(s),
         "packed sequences: cuDNN counts a bias or mask from the start of each sequence",
-        "use causality, a window or segment ids instead, or pass a padded batch with lengths",
+        _remedy_packed_bias,
     ),
     Rule[AttentionSpec](
         "cudnn/packed_keep",
@@ -102,14 +126,15 @@ _RULES = (
         "cudnn/score_mod_nan",
         lambda s: s.has("mask") and not is_finite(s.meaning.score_mod),
         "score_mod: may be NaN where the mask forbids a pair, and cuDNN only adds -inf there",
-        "pass the mask as mask_mod",
+        "write score_mod without operations that may give NaN, such as a division by anything but "
+        "a constant",
     ),
     Rule[AttentionSpec](
         "cudnn/sinks_mask_mod",
         # A row to which only mask_mod leaves no key gets the sink as its lse.
         lambda s: s.has("sinks") and s.meaning.mask_mod is not None and not s.is_backward,
         "sinks beside a mask_mod: in a row that attends to no key, cuDNN attends to the sink",
-        "use causality, a window, lengths or a mask instead of mask_mod",
+        _remedy_mask_mod,
     ),
     Rule[AttentionSpec](
         "cudnn/alibi_by_row",
@@ -119,12 +144,14 @@ _RULES = (
     ),
     replace(ROW_BIAS_GRADIENT, applies=_sums_a_row_bias),
     replace(DROPOUT_KEYS, text="dropout: cuDNN has one key for each call"),
-    feature_rule("the gradient of alibi_slopes", "the gradient of alibi_slopes"),
+    feature_rule(
+        "the gradient of alibi_slopes", "cuDNN does not compute the gradient of alibi_slopes"
+    ),
     Rule[AttentionSpec](
         "cudnn/alibi_from_lengths",
         counts_alibi_from_lengths,
         "alibi_slopes: cuDNN does not count distances from the bottom right of lengths",
-        "pass the distances as a bias",
+        lambda s: "" if s.is_packed else "pass the distances as a bias",
     ),
     Rule[AttentionSpec](
         "cudnn/bottom_right",
@@ -139,8 +166,8 @@ _RULES = (
 def not_supported_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
     """Every rule the call breaks."""
     reasons = broken(_RULES, spec)
-    if spec.meaning.mods and isinstance(why := nodes_of(spec, packed=False), str):
-        reasons += (reason_from_sentence("cudnn/mods", why),)
+    if spec.meaning.mods and isinstance(why := nodes_of(spec, packed=False), Reason):
+        reasons += (why,)
     return reasons
 
 
@@ -169,16 +196,20 @@ _VARIANT_RULES = (
     Rule[_Variant](
         "cudnn/page_size",
         lambda v: v.call.page_size.bit_count() > 1,
-        "keys in pages: cuDNN needs a power of two of them in a page",
+        "pages of {page_size} keys: cuDNN needs a power of two",
         "make pages of 16, 64 or 256 keys",
         facts=lambda v: {"page_size": v.call.page_size},
     ),
     Rule[_Variant](
         "cudnn/int32_packed",
         lambda v: v.call.packed_elements >= _INT32_LIMIT,
-        "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets "
+        "packed sequences: an array has {elements:,} elements, past cuDNN's 32-bit offsets "
         "(heads of {head_dim} and {head_dim_v}, as padded)",
-        facts=lambda v: {"head_dim": v.call.head_dim, "head_dim_v": v.call.head_dim_v},
+        facts=lambda v: {
+            "elements": v.call.packed_elements,
+            "head_dim": v.call.head_dim,
+            "head_dim_v": v.call.head_dim_v,
+        },
     ),
     Rule[_Variant](
         "cudnn/bias_of_one_pair",

@@ -6,6 +6,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
+from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.real_rows import leading_padding_rows
 from attn_dispatch.semantics.scaled_query import is_normal, positive_scale
 
@@ -18,7 +19,7 @@ MAX_NODE_ARRAYS = 62
 fails when it runs (H200, 9.19)."""
 
 
-def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
+def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | Reason:
     """The changes of scores as nodes, or why cuDNN cannot express them.
 
     Args:
@@ -37,24 +38,32 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
         is_padding_zero=not packed,
     )
     program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
-    if isinstance(program, str):
+    if isinstance(program, Reason):
         return program
-    if reason := _beyond_a_graph(program):
-        return reason
+    if reasons := broken(_GRAPH_RULES, program):
+        return reasons[0]
     shorter = without_factor(program)
     return shorter if is_normal(positive_scale(spec) * shorter.factor) else program
 
 
-def _beyond_a_graph(program: KernelProgram) -> str:
-    nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
-    arrays = len(program.arrays)
-    for count, what, most in (
-        (nodes, "operations", MAX_NODES),
-        (arrays, "arrays", MAX_NODE_ARRAYS),
-    ):
-        if count > most:
-            return f"mods: {count:,} {what}, and a cuDNN graph holds at most {most}"
-    return ""
+def _operations(program: KernelProgram) -> int:
+    return sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
+
+
+_GRAPH_RULES = (
+    Rule[KernelProgram](
+        "cudnn/mods/operations",
+        lambda p: _operations(p) > MAX_NODES,
+        f"mods: {{operations:,}} operations, and a cuDNN graph holds at most {MAX_NODES}",
+        facts=lambda p: {"operations": _operations(p)},
+    ),
+    Rule[KernelProgram](
+        "cudnn/mods/arrays",
+        lambda p: len(p.arrays) > MAX_NODE_ARRAYS,
+        f"mods: {{arrays:,}} arrays, and a cuDNN graph holds at most {MAX_NODE_ARRAYS}",
+        facts=lambda p: {"arrays": len(p.arrays)},
+    ),
+)
 
 
 def score_rules_of(spec: AttentionSpec) -> ScoreRules:

@@ -34,6 +34,11 @@ def device_reason(what: str, device: Device, text: str) -> Reason:
     return Reason(f"device/{what}", (("device", str(device)),), text)
 
 
+def library_reason(rule: str, state: str) -> Reason:
+    """The reason why no call runs: the state of a vendor's library, as a sentence."""
+    return Reason(rule, (("state", state),), state)
+
+
 class Implementation(Protocol):
     """One way to compute attention. A module satisfies this protocol; no class is needed."""
 

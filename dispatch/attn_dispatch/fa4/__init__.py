@@ -9,12 +9,12 @@ import jax
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan, device_reason
+from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
 from attn_dispatch.fa4 import kernels, library, rules
 from attn_dispatch.fa4.call import call_of
 from attn_dispatch.flash import clear_rows, passes
 from attn_dispatch.flash.call import offsets_count
-from attn_dispatch.reason import Reason, reason_from_sentence, sentences
+from attn_dispatch.reason import Reason, Rule, sentences
 
 NAME = "fa4"
 PLATFORM = "cuda"
@@ -25,6 +25,12 @@ HAS_DECODING_KERNEL = False
 SKIPS_FROM_BOTTOM_RIGHT = True
 
 _ARCHS = ("sm90", "sm100")
+
+_EXPORT = Rule[Device](
+    "fa4/export",
+    lambda device: device.is_present and settings.current().is_exporting,
+    "its kernels are compiled in this process, and another could not run the module",
+)
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
@@ -58,7 +64,8 @@ def version() -> tuple[str, str] | None:
 
 
 def library_lines() -> list[str]:
-    return [f"fa4-jax: {library.version() or library.unusable_reason()}"]
+    reason = library.unusable_reason()
+    return [reason.with_remedy if reason else f"{library.NAME}: {library.version()}"]
 
 
 def forward(
@@ -84,13 +91,12 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
         why = f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}"
         reasons.append(device_reason("arch", device, why))
     if why := library.unusable_reason():
-        reasons.append(reason_from_sentence("fa4/library", why))
+        reasons.append(why)
     if not device.is_present:
         why = "its kernels are compiled on the GPU that runs them, which is not present"
         reasons.append(device_reason("absent", device, why))
-    elif settings.current().is_exporting:
-        why = "its kernels are compiled in this process, and another could not run the module"
-        reasons.append(Reason("fa4/export", (), why))
+    elif _EXPORT.applies(device):
+        reasons.append(_EXPORT.reason(device))
     elif not reasons and (why := library.loading_failure()):
-        reasons.append(reason_from_sentence("fa4/loading", why))
+        reasons.append(library_reason("fa4/loading", why))
     return tuple(reasons)

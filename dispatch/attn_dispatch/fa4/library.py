@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from functools import lru_cache
 
-from attn_dispatch.devices.packages import unknown_version, version_of
+from attn_dispatch.devices.packages import package_reason, version_of
+from attn_dispatch.reason import Reason
 
 NAME = "fa4-jax"
-OLDEST, FIRST_UNKNOWN = "0.1.0", "0.2"
+VERSIONS = "0.1.0", "0.2"
 """The range of versions with known backends. `fa4_jax.attention`, which defines their arguments, is
 not exported by the package; it was read in the oldest version."""
 
@@ -20,13 +20,9 @@ def version() -> str | None:
     return version_of(NAME)
 
 
-def unusable_reason() -> str:
-    """Why its kernels cannot be used here; empty if they can."""
-    found = version()
-    if found is None:
-        needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
-        return f"not installed: pip install {NAME}{needs}"
-    return unknown_version(NAME, found, OLDEST, FIRST_UNKNOWN)
+def unusable_reason() -> Reason | None:
+    """Why its kernels cannot be used here; None if they can."""
+    return package_reason("fa4/library", NAME, version(), VERSIONS, NAME)
 
 
 def loading_failure() -> str:

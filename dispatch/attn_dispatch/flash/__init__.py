@@ -10,7 +10,7 @@ import jax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan, device_reason
+from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
 from attn_dispatch.flash import clear_rows, kernels, library, passes, rules
 from attn_dispatch.flash.call import FlashCall, call_of
 from attn_dispatch.flash.generations import (
@@ -21,7 +21,7 @@ from attn_dispatch.flash.generations import (
     Generation,
     generation_of,
 )
-from attn_dispatch.reason import Reason, reason_from_sentence, sentences
+from attn_dispatch.reason import Reason, sentences
 from attn_dispatch.typed_jax import local_devices
 
 NAME = "flash"
@@ -69,7 +69,8 @@ def version() -> tuple[str, str] | None:
 
 
 def library_lines() -> list[str]:
-    return [f"dew-flash-attn: {library.version() or library.unusable_reason()}"]
+    reason = library.unusable_reason()
+    return [reason.with_remedy if reason else f"{library.NAME}: {library.version()}"]
 
 
 def forward(
@@ -102,7 +103,7 @@ def register() -> None:
 
 def _register_generation(generation: Generation) -> None:
     if reason := library.unusable_reason() or library.loading_failure(generation):
-        raise RuntimeError(reason)
+        raise RuntimeError(reason.with_remedy if isinstance(reason, Reason) else reason)
     library.register(generation)
     clear_rows.register()
 
@@ -146,7 +147,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
         why = f"needs the target's {_MULTIPROCESSORS}, which its properties do not have"
         reasons.append(device_reason("properties", device, why))
     if why := library.unusable_reason():
-        reasons.append(reason_from_sentence("flash/library", why))
+        reasons.append(why)
     elif device.is_present and not reasons and (why := _loading_failure(device)):
-        reasons.append(reason_from_sentence("flash/loading", why))
+        reasons.append(library_reason("flash/loading", why))
     return tuple(reasons)

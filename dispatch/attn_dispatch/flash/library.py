@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import sys
 from functools import lru_cache
 from pathlib import Path
 
 import jax
 
 from attn_dispatch.devices.native_libraries import cuda_majors
-from attn_dispatch.devices.packages import unknown_version, version_of
+from attn_dispatch.devices.packages import package_reason, version_of
 from attn_dispatch.flash.generations import ALL, Generation
+from attn_dispatch.reason import Reason
 
 NAME = "dew-flash-attn"
 DISTRIBUTIONS = ("dew-flash-attn-cu13", "dew-flash-attn-cu12")
-OLDEST, FIRST_UNKNOWN = "0.3.6", "0.4"
+VERSIONS = "0.3.6", "0.4"
 """The range of versions with the known arguments. These are no public interface; they were read
 from the oldest version."""
 
@@ -32,14 +32,10 @@ def version() -> str | None:
     return version_of(*DISTRIBUTIONS)
 
 
-def unusable_reason() -> str:
-    """Why its kernels cannot be used here; empty if they can."""
-    found = version()
-    if found is None:
-        # It requires JAX 0.11.2, which does not exist for an older Python.
-        needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
-        return f"not installed: pip install dew-flash-attn-cu{cuda_majors()[0]}{needs}"
-    return unknown_version(NAME, found, OLDEST, FIRST_UNKNOWN)
+def unusable_reason() -> Reason | None:
+    """Why its kernels cannot be used here; None if they can."""
+    distribution = f"dew-flash-attn-cu{cuda_majors()[0]}"
+    return package_reason("flash/library", NAME, version(), VERSIONS, distribution)
 
 
 def loading_failure(generation: Generation) -> str:

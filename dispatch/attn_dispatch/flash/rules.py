@@ -15,7 +15,7 @@ from attn_dispatch.flash.call import (
 )
 from attn_dispatch.flash.generations import FA3, Generation
 from attn_dispatch.reason import Reason, Rule, broken
-from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS
+from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS, scale_remedy
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 FEATURES = (
@@ -43,11 +43,6 @@ class _KernelCall:
     arch: str
 
     @property
-    def has_unknown_sequences(self) -> bool:
-        """Whether max_segments is missing, which is another rule's reason."""
-        return self.spec.is_packed and self.spec.most_sequences is None
-
-    @property
     def widest(self) -> int:
         return self.generation.widest_on(self.arch, is_backward=self.spec.is_backward)
 
@@ -56,8 +51,8 @@ class _KernelCall:
         """The length of a launch grid's axis, and what it counts; None where there is no limit."""
         spec, forward = self.spec, self.generation.blocks_limit_forward
         if forward and needs_packing(spec):
-            if self.has_unknown_sequences:
-                return None
+            if _lacks_max_segments(spec):
+                return None  # which is another rule's reason
             return (
                 offsets_count(call_of(spec, self.generation)) - 1,
                 "sequences, gaps among them,",
@@ -90,8 +85,10 @@ _MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=_lacks_max_segments)
 _SCALE = Rule[AttentionSpec](
     "flash/scale",
     is_out_of_range,
-    "scale: kernels multiply by it in float32, where it is no normal number",
-    "multiply query by the scale, and pass scale=1",
+    "scale {scale:g}: kernels multiply by it in float32, where it or its reciprocal is no normal "
+    "number",
+    scale_remedy,
+    facts=lambda s: {"scale": s.meaning.scale},
 )
 
 
@@ -135,10 +132,9 @@ def _has_wide_gaps(call: _KernelCall) -> bool:
     return _has_gaps(call) and gaps > max(_MAX_GAP_ROWS, spec.batch * _shortest(spec))
 
 
-def _has_many_rows(call: _KernelCall) -> bool:
+def _rows_with_gaps(call: _KernelCall) -> int:
     spec = call.spec
-    rows = spec.batch * (max(spec.seq_len_q, spec.seq_len_kv) + call.generation.tile)
-    return _has_gaps(call) and rows >= 2**31
+    return spec.batch * (max(spec.seq_len_q, spec.seq_len_kv) + call.generation.tile)
 
 
 _RULES = (
@@ -167,8 +163,9 @@ _RULES = (
     ),
     Rule[_KernelCall](
         "flash/int32_rows",
-        _has_many_rows,
-        "packed sequences of 2^31 rows and more, past 32-bit offsets",
+        lambda c: _has_gaps(c) and _rows_with_gaps(c) >= 2**31,
+        "packed sequences of {rows:,} rows, gaps among them, past 32-bit offsets",
+        facts=lambda c: {"rows": _rows_with_gaps(c)},
     ),
 )
 

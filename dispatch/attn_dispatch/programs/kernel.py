@@ -31,6 +31,7 @@ from attn_dispatch.programs.nodes import (
     may_be_nan,
 )
 from attn_dispatch.programs.program import INDICES, ModProgram
+from attn_dispatch.reason import Reason
 from attn_dispatch.typed_jax import evaluated, vjp
 
 _TILE = 128
@@ -93,11 +94,24 @@ class Pairs:
 
 
 class _Unsupported(Exception):
-    """An operation that a kernel has no node for, and the mod that has it."""
+    """An operation that a kernel has no node for, in this mod or its derivative."""
+
+    def __init__(self, whose: str, operation: Unsupported) -> None:
+        super().__init__(whose, operation)
+        self.whose, self.operation = whose, operation
+
+    @property
+    def reason(self) -> Reason:
+        """The reason, whose rule depends on the mod and the limit, not on file and line."""
+        operation, line = self.operation, self.operation.line
+        where = f" (at {line})" if line else ""
+        facts = (("operation", operation.text), ("line", line))
+        text = f"{self.whose}: {operation.text}{where}"
+        return Reason(f"cudnn/mods/{self.whose}/{operation.kind}", facts, text)
 
 
 @lru_cache(maxsize=1024)
-def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> KernelProgram | str:
+def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> KernelProgram | Reason:
     """The nodes, or why the rules cannot be expressed as nodes."""
     try:
         if is_backward and (with_gradient := _with_gradient(rules, pairs)) is not None:
@@ -108,7 +122,7 @@ def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> Ker
             writer = _writer(pairs, is_backward=is_backward)
             forward = _forward(writer, _copied(writer), rules, pairs).nodes
     except _Unsupported as error:
-        return str(error)
+        return error.reason
     return _program(forward, [], writer)
 
 
@@ -174,7 +188,7 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
         try:
             grad = _lower("score_mod", _gradient(score_mod), score_mod, inputs, names, writer)
         except _Unsupported as error:
-            raise _Unsupported(str(error).replace(":", "'s derivative:", 1)) from error
+            raise _Unsupported(f"{error.whose}'s derivative", error.operation) from error
     if forward.tanh is not None:
         grad = caps_and_slopes.soft_cap_gradient(writer, grad, forward.tanh)
     if grad == GRADIENT:
@@ -303,7 +317,7 @@ def _lower(
     try:
         return lowered(mod, body, values, writer, [*names, *INDICES, *arrays])
     except Unsupported as error:
-        raise _Unsupported(f"{mod}: {error}") from error
+        raise _Unsupported(mod, error) from error
 
 
 def _gradient(program: ModProgram) -> ClosedJaxpr:

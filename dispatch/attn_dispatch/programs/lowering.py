@@ -103,8 +103,9 @@ class _Lowering:
         found = type_of(var)
         if found.shape:
             raise Unsupported(
+                "array_by_score",
                 f"an array {found.dtype.name}{list(found.shape)} is read at a place that depends "
-                "on the score, or on both t and s"
+                "on the score, or on both t and s",
             )
         jaxpr, scores = self._body.jaxpr, self._scores
         alone = jaxpr.replace(invars=jaxpr.invars[scores:], outvars=[var])
@@ -137,7 +138,7 @@ class _Lowering:
             condition, no, yes = given
             return writer.select(condition, yes, no, kind)
         if kind == "i" and name not in _OF_INTEGERS:
-            raise Unsupported(f"{name} of integers")
+            raise Unsupported("integers", f"{name} of integers")
         if name in _BINARY:
             return writer.arithmetic(kind, _BINARY[name], *given)
         if name in _UNARY:
@@ -146,7 +147,7 @@ class _Lowering:
             return self._power(given[0], params["y"], kind)
         if name in _IN_STEPS:
             return _IN_STEPS[name](writer, writer.computed(given[0], kind), kind)
-        raise Unsupported(f"{name} is not among cuDNN's operations")
+        raise Unsupported("operation", f"{name} is not among cuDNN's operations")
 
     def _converted(self, x: Value, dtype: np.dtype, kind: str) -> Value:
         before = _kind(dtype)
@@ -159,14 +160,17 @@ class _Lowering:
             if not isinstance(x, Register):
                 return float(x)  # pyright: ignore[reportArgumentType]
             return self._writer.converted(self._writer.computed(x, "i"))
-        raise Unsupported(f"convert_element_type from {np.dtype(dtype).name}")
+        raise Unsupported("conversion", f"convert_element_type from {np.dtype(dtype).name}")
 
     def _predicate(self, name: str, given: list[Value], of: list[np.dtype]) -> Value:
         if name in COMPARISONS:
             if _kind(of[0]) == "p":
-                raise Unsupported(f"{name} of booleans")
+                raise Unsupported("booleans", f"{name} of booleans")
             if _kind(of[0]) == "f":
-                raise Unsupported(f"{name} compares floats, and cuDNN compares integers alone")
+                raise Unsupported(
+                    "comparison_of_floats",
+                    f"{name} compares floats, and cuDNN compares integers alone",
+                )
             return Predicate(name, tuple(given))
         if name in ("and", "or"):
             x, y = given
@@ -185,7 +189,7 @@ class _Lowering:
                     Predicate("and", (Predicate("not", (x,)), y)),
                 ),
             )
-        raise Unsupported(f"{name} is not among cuDNN's operations")
+        raise Unsupported("operation", f"{name} is not among cuDNN's operations")
 
     def _power(self, x: Value, exponent: int, kind: str) -> Value:
         writer = self._writer
@@ -196,7 +200,7 @@ class _Lowering:
         for _ in range(min(abs(exponent), 16) - 1):
             result = writer.node(kind, "mul", result, base)
         if abs(exponent) > 16:
-            raise Unsupported(f"integer_pow by {exponent}")
+            raise Unsupported("power", f"integer_pow by {exponent}")
         return writer.node(kind, "reciprocal", result) if exponent < 0 else result
 
 
@@ -204,12 +208,14 @@ def _kind_of_result(equation: JaxprEqn) -> str:
     """The kind of an operation's result, if kernels can compute the operation at all."""
     name = equation.primitive.name
     if len(equation.outvars) > 1:
-        raise Unsupported(f"{name} is not among cuDNN's operations")
+        raise Unsupported("operation", f"{name} is not among cuDNN's operations")
     out = type_of(equation.outvars[0])
     if out.shape or any(type_of(x).shape for x in equation.invars):
-        raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
+        raise Unsupported("arrays", f"{name} of arrays, at a place that depends on both t and s")
     if out.dtype.name not in ("float32", "int32", "bool"):
-        raise Unsupported(f"{name} in {out.dtype.name}, where a kernel has float32 and int32")
+        raise Unsupported(
+            "dtype", f"{name} in {out.dtype.name}, where a kernel has float32 and int32"
+        )
     return _kind(out.dtype)
 
 
@@ -244,9 +250,9 @@ def _with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
     """The error, with the line that the operation was written in."""
     where = source_info_util.summarize(equation.source_info)
     found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
-    if found is None or " (at " in str(error):
+    if found is None or error.line:
         return error
-    return Unsupported(f"{error} (at {found[1]})")
+    return Unsupported(error.kind, error.text, found[1])
 
 
 def _kind(dtype: np.dtype) -> str:

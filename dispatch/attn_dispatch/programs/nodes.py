@@ -30,6 +30,14 @@ _MAY_BE_NAN = {"log", "div", "pow", "sqrt", "rsqrt", "reciprocal", "tan", "exp"}
 class Unsupported(Exception):
     """An operation of a program that a kernel has no node for."""
 
+    def __init__(self, kind: str, text: str, line: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind
+        """A name of the limit, for the rule of a `Reason`."""
+        self.text = text
+        self.line = line
+        """The line of the program that has the operation, "model.py:7"; "" if it is unknown."""
+
 
 @dataclass(frozen=True)
 class Register:
@@ -194,9 +202,14 @@ class Writer:
         (H200, 9.19, 9.28).
         """
         if self.is_backward and "s" in array.axes:
-            raise Unsupported("an array is read by s, which cuDNN's backward pass computes wrongly")
+            raise Unsupported(
+                "array_by_s", "an array is read by s, which cuDNN's backward pass computes wrongly"
+            )
         if {"b", "s"} <= {*array.axes}:
-            raise Unsupported("an array is read by b and s, which would be as large as the scores")
+            raise Unsupported(
+                "array_by_b_and_s",
+                "an array is read by b and s, which would be as large as the scores",
+            )
         if "b" in array.axes and isinstance(array, XlaArray):
             array = replace(array, axes="".join(x for x in "bnts" if x in array.axes + "t"))
         kind = "f" if array.dtype == "float32" else "i"
@@ -253,7 +266,7 @@ class Writer:
         if isinstance(condition, bool):
             return yes if condition else no
         if not isinstance(condition, Predicate):
-            raise Unsupported("select_n by a number")
+            raise Unsupported("select_by_number", "select_n by a number")
         if yes == no:
             return yes
         operation, operands = condition.operation, condition.operands

@@ -17,7 +17,7 @@ DTYPE = Rule[AttentionSpec](
 MAX_SEGMENTS = Rule[AttentionSpec](
     "max_segments",
     lambda s: s.has("query_segment_ids") and s.meaning.max_segments is None,
-    "segment ids: pass max_segments, the largest id",
+    "segment ids: kernels need max_segments",
     "pass max_segments, the largest id that any row may hold",
 )
 
@@ -25,7 +25,6 @@ EMPTY = Rule[AttentionSpec](
     "empty",
     lambda s: s.is_empty or 0 in (s.head_dim, s.head_dim_v),
     "an axis has length zero, so there is nothing to compute",
-    "none is needed",
 )
 
 ROW_BIAS_GRADIENT = Rule[AttentionSpec](
@@ -45,7 +44,15 @@ DROPOUT_KEYS = Rule[AttentionSpec](
 
 
 def _remedy_without_bias(spec: AttentionSpec) -> str:
-    """Without sinks, softmax cancels such a bias: only lse depends on it."""
+    """Without sinks, softmax cancels such a bias: only lse and the row maximum depend on it."""
     if spec.has("sinks") or spec.has("lse_grad"):
         return ""
-    return "leave that bias out, or jax.lax.stop_gradient of it: it changes lse alone"
+    return "pass jax.lax.stop_gradient(bias): its gradient is 0"
+
+
+def scale_remedy(spec: AttentionSpec) -> str:
+    """A remedy for a scale that is no normal float32 number; float16 holds no product with one
+    that is too large."""
+    if spec.dtype == "float16" and abs(spec.meaning.scale) > 1:
+        return ""
+    return f"multiply query by the scale, if {spec.dtype} holds the product, and pass scale=1"

@@ -36,15 +36,23 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """Every reason why this call cannot run on XLA; empty means that it can."""
-    in_any_order = (_ANY_ORDER.reason(spec),) if _sums_in_any_order(spec, device) else ()
-    return (*in_any_order, *broken(_RULES, spec))
+    return (*broken((_ANY_ORDER,), (spec, device)), *broken(_RULES, spec))
 
 
-_ANY_ORDER = Rule[AttentionSpec](
+def _sums_in_any_order(call: tuple[AttentionSpec, Device]) -> bool:
+    spec, device = call
+    if not spec.meaning.deterministic_backward or device.platform == "cpu":
+        return False
+    is_ordered = "deterministic_ops" in os.environ.get("XLA_FLAGS", "")
+    return any(map(is_mod_operand, spec.wanted.gradients)) and not is_ordered
+
+
+_ANY_ORDER = Rule[tuple[AttentionSpec, Device]](
     "xla/any_order",
-    lambda s: s.meaning.deterministic_backward,
-    "deterministic_backward: on a GPU XLA adds up the gradients of what score_mod reads in "
-    "any order, unless XLA_FLAGS has --xla_gpu_deterministic_ops=true",
+    _sums_in_any_order,
+    "deterministic_backward: on a GPU XLA adds up the gradients of what score_mod reads in any "
+    "order",
+    "set XLA_FLAGS=--xla_gpu_deterministic_ops=true in the environment",
 )
 
 _RULES = (
@@ -72,13 +80,6 @@ _RULES = (
         facts=lambda s: {"dtype": s.dtype},
     ),
 )
-
-
-def _sums_in_any_order(spec: AttentionSpec, device: Device) -> bool:
-    if not spec.meaning.deterministic_backward or device.platform == "cpu":
-        return False
-    is_ordered = "deterministic_ops" in os.environ.get("XLA_FLAGS", "")
-    return any(map(is_mod_operand, spec.wanted.gradients)) and not is_ordered
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
