@@ -43,8 +43,7 @@ constexpr KnownBad kTable[] = {
        return s.needs_dbias && s.scale < (s.dtype == "float16" ? 0x1p-8 : 0x1p-100);
      },
      "the gradient of a bias is rounded after it was multiplied by the scale, and a small scale "
-     "leaves "
-     "nothing of it",
+     "leaves nothing of it",
      "measured on an H200 with 9.19"},
     {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,10 +29,14 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
 from attn_dispatch.flash import rules as flash_rules
 from attn_dispatch.mods import document_mask
+from attn_dispatch.programs.kernel import Pairs, ScoreRules, kernel_program
+from attn_dispatch.programs.tracing import trace
 from attn_dispatch.reason import Reason, Rule, broken, reason_from_sentence, rules_of
 from attn_dispatch.semantics.common_rules import DTYPE, MAX_SEGMENTS, ROW_BIAS_GRADIENT
 from attn_dispatch_tools.verify.case import Case, spec_of
 from tests.support.backend import needs_cudnn
+from tests.support.option_parts import spec_with
+from tests.support.repository import ROOT
 
 GFX942 = parse("gfx942")
 
@@ -113,8 +119,11 @@ def test_not_supported_reasons_are_distinct_reasons(module: ModuleType):
 
 def test_rules_have_a_remedy_unless_only_xla_helps():
     """Only XLA helps against a kernel's limits; those rules have no remedy."""
-    for rule in cudnn_rules._RULES:
-        assert rule.remedy, rule.name
+    without = {rule.name for rule in cudnn_rules._RULES if not rule.remedy}
+    assert without == {"empty", "cudnn/widest_head", "cudnn/int32_length"}
+    for rules in TABLES.values():
+        for rule in rules:
+            assert not str(rule.remedy).startswith("none"), rule.name
     for name in ("feature/mask", "aiter/bias_and_alibi", "feature/local_window_size as an array",
                  "dropout_keys", "bias_dtype", "dtype"):  # fmt: skip
         (rule,) = (x for x in aiter_call_rules.CALL_RULES if x.name == name)
@@ -140,7 +149,7 @@ def test_the_top_left_mask_is_no_remedy_with_query_lengths():
     assert "top-left" not in remedy and "mask" in remedy
 
 
-def test_leaving_out_a_row_bias_is_a_remedy_if_it_changes_lse_alone():
+def test_no_gradient_of_a_row_bias_is_a_remedy_if_it_is_0():
     def remedy(**facts: Any) -> str:
         case = Case("call", t=8, s=8, bias=(1, 1, 8, 1), **facts)
         forward = spec_of(case.forward_options(), case.avals())
@@ -150,8 +159,124 @@ def test_leaving_out_a_row_bias_is_a_remedy_if_it_changes_lse_alone():
         assert ROW_BIAS_GRADIENT.applies(backward)
         return ROW_BIAS_GRADIENT.reason(backward).remedy
 
-    assert "it changes lse alone" in remedy()
+    assert remedy() == "pass jax.lax.stop_gradient(bias): its gradient is 0"
     assert remedy(sinks=1) == remedy(lse_grad=True) == ""
+
+
+# Rules and facts.
+
+
+def test_only_sentences_of_others_become_rules():
+    folder = Path(attn_dispatch.__file__).parent
+    callers = {
+        path.relative_to(folder).as_posix(): re.findall(r"reason_from_sentence\(\s*(\S+?),", text)
+        for path in folder.rglob("*.py")
+        if path.name != "reason.py" and "reason_from_sentence(" in (text := path.read_text())
+    }
+    assert set(callers.pop("devices/extra.py")) == {"self.NAME"}
+    assert callers == {"cudnn/__init__.py": ['"cudnn/engine"', '"cudnn/plan"']}
+
+
+def test_a_refused_mod_is_one_rule_in_whatever_file():
+    def refusal(file: str, added: int) -> Reason:
+        names: dict[str, Any] = {"jax": jax}
+        source = f"def mod(score, b, n, t, s): return jax.lax.erf_inv(score + {added})"
+        exec(compile(source, file, "exec"), names)
+        program = trace("score_mod", names["mod"], (), "float32").program
+        found = kernel_program(ScoreRules(score_mod=program), Pairs((8, 8)), is_backward=False)
+        assert isinstance(found, Reason)
+        return found
+
+    one, other = refusal("/home/model.py", 1), refusal("/home/other.py", 2)
+    assert one.rule == other.rule == "cudnn/mods/score_mod/operation"
+    assert "(at model.py:1)" in str(one) and "(at other.py:1)" in str(other) and one != other
+
+
+def test_each_known_bug_of_cudnn_is_a_rule():
+    source = (ROOT / "cuda_backend" / "known_bad.cc").read_text()
+    table = source[source.index("kTable[]") : source.index("known_bad_reasons")]
+    rows = re.findall(r'\},\n? *((?:"[^"]*"\s*)+),\s*("[^"]*")\}', table)
+    bugs = [("".join(re.findall('"(.*?)"', x)), y.strip('"')) for x, y in rows]
+    assert len(bugs) == table.count("[](const SdpaSpec&") > 20
+
+    def reason(*found: tuple[str, str], version: int = 91900) -> Reason:
+        lines = (f"known bug of cuDNN {version}: {bug} ({source})" for bug, source in found)
+        return cudnn._planning_reason("; ".join(lines), "9.19.0")
+
+    rules = {reason(x).rule for x in bugs}
+    assert rules == {f"cudnn/known_bug/{bug}" for bug, _ in bugs} and len(rules) == len(bugs)
+    assert reason(bugs[0]).rule == reason(bugs[0], version=92800).rule
+    assert reason(*bugs[:2]).rule == f"cudnn/known_bug/{bugs[0][0]} and {bugs[1][0]}"
+    assert cudnn._planning_reason("cuDNN refuses the graph: no", "9.19.0").rule.startswith(
+        "cudnn/plan: "
+    )
+
+
+def test_the_number_that_decides_is_a_fact_and_in_the_sentence():
+    def cudnn_reason(name: str, **facts: Any) -> Reason:
+        return cudnn_rule(name).reason(spec_for(**facts))
+
+    one, other = (cudnn_reason("cudnn/widest_head", h=h) for h in (3000, 9000))
+    assert one != other and "3,000" in str(one) and "9,000" in str(other)
+    one, other = (cudnn_reason("cudnn/scale", scale=x) for x in (1e-40, 1e38))
+    assert one != other and "1e-40" in str(one) and "1e+38" in str(other)
+    one, other = (cudnn_reason("cudnn/int32_length", t=x, s=8) for x in (2**31, 2**32))
+    assert one != other and f"{2**31:,} and 8" in str(one)
+    (rule,) = (x for x in aiter_call_rules.CALL_RULES if x.name == "aiter/alibi_lengths")
+    one, other = (rule.reason(spec_for(t=x, s=8, alibi=1)) for x in (2**16, 2**17))
+    assert one != other and "65,536 queries and 8 keys" in str(one)
+
+
+# Remedies.
+
+
+SEGMENTS: dict[str, Any] = {x: ((1,) * 32 + (2,) * 32,) * 2 for x in ("q_segments", "kv_segments")}
+
+
+def with_mods(spec: Any, **mods: Any) -> Any:
+    return spec_with(spec, **{x: trace(x, y, (), "float32").program for x, y in mods.items()})
+
+
+def may_be_nan(score: Any, *_: Any) -> Any:
+    return score / score
+
+
+def test_the_remedy_against_a_scale_does_not_overflow():
+    def remedy(**facts: Any) -> str:
+        return cudnn_rule("cudnn/scale").reason(spec_for(**facts)).remedy
+
+    assert remedy(scale=1e38, dtype="float16") == ""
+    for facts in ({"scale": 1e38, "dtype": "bfloat16"}, {"scale": 1e-40, "dtype": "float16"}):
+        assert f"if {facts['dtype']} holds the product" in remedy(**facts)
+
+
+def test_remedies_of_masks_and_mods_lead_to_no_other_refusal():
+    mask = with_mods(
+        spec_for(mask=(2, 1, 256, 256), b=2, t=256, s=256, dtype="float16"), score_mod=may_be_nan
+    )
+    (reason,) = cudnn_rules.not_supported_reasons(mask)
+    assert reason.rule == "cudnn/score_mod_nan" and "mask" not in reason.remedy
+    sinks = with_mods(spec_for(sinks=1, dtype="float16"), mask_mod=lambda b, n, t, s: s <= t)
+    (reason,) = cudnn_rules.not_supported_reasons(sinks)
+    assert reason.remedy == "pass mask instead of mask_mod"
+    masked = spec_for(sinks=1, mask=(1, 1, 8, 8), t=8, s=8, dtype="float16")
+    assert cudnn_rules.not_supported_reasons(masked) == ()
+    (reason,) = cudnn_rules.not_supported_reasons(with_mods(sinks, score_mod=may_be_nan))
+    assert reason.rule == "cudnn/sinks_mask_mod" and "pass mask" not in reason.remedy
+
+
+def test_remedies_of_packed_sequences_lead_to_no_other_refusal():
+    packed = {"t": 64, "s": 64, "max_segments": 2, **SEGMENTS}
+    bottom_right = {"alignment": "bottom_right", "is_causal": True}
+    bias = cudnn_rule("cudnn/packed_bias")
+    for facts in ({"bias": (1, 1, 64, 64)}, {"mask": (1, 1, 64, 64)}):
+        assert bias.reason(spec_for(**packed, **facts)).remedy == "pass a padded batch with lengths"
+        padded = spec_for(t=64, s=64, q_lengths=(1, 0.5), dtype="bfloat16", **facts)
+        assert cudnn_rules.not_supported_reasons(padded) == ()
+        assert bias.reason(spec_for(**packed, **facts, **bottom_right)).remedy == ""
+    slopes = cudnn_rule("cudnn/alibi_from_lengths")
+    assert "as a bias" in slopes.reason(spec_for(alibi=1, q_lengths=(1, 0.5))).remedy
+    assert slopes.reason(spec_for(**packed, alibi=1)).remedy == ""
 
 
 # Rewrites.
@@ -278,7 +403,7 @@ def test_a_mask_too_large_for_32_bits_has_a_reason_after_its_rewrite():
     """The mask would become a bias, which the user did not pass and AITER cannot index."""
     mask = jax.ShapeDtypeStruct((1, 1, 65536, 65536), jnp.bool_)
     as_made, rewritten = vendor_reasons("mi300x", *square(65536), mask=mask)
-    assert as_made.startswith("mask: not run through AITER") and "(remedy: use lengths" in as_made
+    assert as_made.startswith("mask: not run through AITER") and "(remedy: pass lengths" in as_made
     assert rewritten.startswith("over 2**31 - 1 elements from one to the next head of bias, ")
     assert rewritten.endswith(f"(of the call as rewritten: {MASK_AS_BIAS.name})")
 

@@ -257,8 +257,8 @@ def test_error_of_a_real_call_gives_every_reason():
     text = str(error.value)
     parts = (
         "cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)", "query float32[2, 2, 1, 8]",
-        "segment ids: pass max_segments", "sinks: cuDNN has one", "alibi_slopes: cuDNN has one",
-        "needs float16 or bfloat16, got float32",
+        "segment ids: kernels need max_segments", "sinks: cuDNN has one",
+        "alibi_slopes: cuDNN has one", "needs float16 or bfloat16, got float32",
     )  # fmt: skip
     for part in parts:
         assert part in text

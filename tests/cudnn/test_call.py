@@ -191,10 +191,10 @@ BREAKS_RULE: dict[str, Callable[[], AttentionSpec]] = {
     "an axis has length zero": lambda: spec(s=0),
     "heads wider than 2,048": lambda: spec(h=2049),
     "2^31 queries or keys": lambda: with_query_rows(spec(), 2**31),
-    "pass max_segments": lambda: spec(**SEGMENTS),
+    "kernels need max_segments": lambda: spec(**SEGMENTS),
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
     "local_window_size as an array": lambda: spec(window_arrays=((2, 1),)),
-    "scale: cuDNN multiplies": lambda: spec(scale=1e-40),
+    "cuDNN multiplies by it in float32": lambda: spec(scale=1e-40),
     "this version does not return the dropout mask": lambda: with_options(
         spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True
     ),

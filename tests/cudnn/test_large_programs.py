@@ -92,5 +92,5 @@ def test_graph_that_cudnn_finds_too_large_gives_a_reason():
 def test_unneeded_array_is_not_passed():
     spec = PlanCase(case("unneeded array", n=8, k=8), score_mod=with_unneeded_array).spec("forward")
     nodes = nodes_of(spec, packed=False)
-    assert not isinstance(nodes, str) and nodes.arrays == ()
+    assert not isinstance(nodes, Reason) and nodes.arrays == ()
     assert reasons(with_unneeded_array) == ()

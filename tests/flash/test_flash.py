@@ -173,9 +173,9 @@ def test_missing_package_causes_no_warning(monkeypatch, recwarn):
     assert explanation.chosen_forward == "cudnn"
     (verdict,) = (x for x in explanation.forward if x.implementation == "flash")
     needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
-    assert (*map(str, verdict.reasons),) == (
-        f"not installed: pip install dew-flash-attn-cu13{needs}",
-    )
+    (reason,) = verdict.reasons
+    assert (reason.rule, str(reason)) == ("flash/library", "dew-flash-attn is not installed")
+    assert reason.remedy == f"pip install dew-flash-attn-cu13{needs}"
     q, k, v = arrays(64, 64)
     with planning_for("sm90"):
         text = lowered_for_cuda(jax.jit(lambda *x: dot_product_attention(*x)), q, k, v)
@@ -213,7 +213,7 @@ def test_many_short_batch_rows_are_not_spaced_out(monkeypatch):
         (verdict,) = explain(*arrays(2048, 2048, b=2**20, n=2), **options).forward
     assert verdict.rewrites == ("in parts of 61681 batch rows, one after the other",)
     assert (*map(str, verdict.reasons_as_it_is),) == (
-        "packed sequences of 2^31 rows and more, past 32-bit offsets",
+        "packed sequences of 2,348,810,240 rows, gaps among them, past 32-bit offsets",
     )
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((4,), jnp.int32)
     (verdict,) = explain(*arrays(1024, 1024, b=4), **options).forward

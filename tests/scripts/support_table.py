@@ -52,10 +52,7 @@ _OTHER_DIMS = (
 )
 _REFUSES = "cudnn/plan: cuDNN refuses the graph: "
 _ENDS = " (cuDNN #.#)"
-_KNOWN_BUG = "cudnn/plan: known bug of cuDNN #.#: "
-_MOD = "cudnn/mods: {}: an array is read by {}"
-_BY_S = "s, which cuDNN's backward pass computes wrongly"
-_BY_B_AND_S = "b and s, which would be as large as the scores"
+_KNOWN_BUG = "cudnn/known_bug/"
 _RULES = {
     _TAKES + "kernels for other dtypes; the vendors have none": ("dtype",),
     _OTHER_DIMS: (
@@ -83,8 +80,8 @@ _RULES = {
         "cudnn/packed_bias",
         "cudnn/arrays_by_row",
         "feature/mask_mod",
-        _MOD.format("mask_mod", _BY_S),
-        _MOD.format("mask_mod", _BY_B_AND_S),
+        "cudnn/mods/mask_mod/array_by_s",
+        "cudnn/mods/mask_mod/array_by_b_and_s",
     ),
     _REWRITTEN + "in 16 bits where that changes no number, else by XLA, decided when it runs": (
         "bias_dtype",
@@ -93,8 +90,7 @@ _RULES = {
     _TAKES + "a call for some of the batch rows at a time": ("aiter/int32",),
     _REWRITTEN + "that gradient by XLA, beside the kernel": (
         "feature/the gradient of alibi_slopes",
-        f"{_KNOWN_BUG}the gradient of a bias under a soft cap is off by orders of magnitude "
-        f"(measured on an H# with #.#){_ENDS}",
+        f"{_KNOWN_BUG}the gradient of a bias under a soft cap is off by orders of magnitude",
     ),
     _TAKES + "instances of CK's kernel that have both": ("aiter/soft_cap_bias",),
     _TAKES + "a backward kernel with a soft cap: CK has none": ("aiter/soft_cap_gradient",),
@@ -115,8 +111,7 @@ _RULES = {
     _REWRITTEN + "a call for each key": ("dropout_keys",),
     _REWRITTEN + "by XLA, beside the kernel": (
         "feature/the row maximum",
-        f"{_KNOWN_BUG}the row maximum counts the sink as a score (right with #.#) (measured on an "
-        f"H# with #.#){_ENDS}",
+        f"{_KNOWN_BUG}the row maximum counts the sink as a score (right with 9.19)",
     ),
     _TAKES + "a deterministic kernel there that sums in less memory": (
         "aiter/dq_bytes",
@@ -127,7 +122,7 @@ _RULES = {
         f"rng/dropout, alibi is enabled{_ENDS}",
     ),
     _REWRITTEN + "what it adds to the score, as a bias over pairs, up to 2^27 of them": (
-        "cudnn/mods: score_mod: dynamic_slice of arrays, at a place that depends on both t and s",
+        "cudnn/mods/score_mod/arrays",
     ),
     _REWRITTEN + "as a soft cap, ALiBi or a bias over pairs, where it is one of them": (
         "feature/score_mod",

@@ -18,7 +18,7 @@ from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.generations import FA3
 from attn_dispatch_tools.bench.arrays import ROWS, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall, why_absent
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall, is_installed, why_absent
 
 
 class DewFlashAttn(JaxPeer):
@@ -28,9 +28,9 @@ class DewFlashAttn(JaxPeer):
 
     def absent(self) -> str:
         reason = why_absent(self.module, self.distributions[0])
-        if not reason or reason.startswith("not installed"):
+        if not reason or not is_installed(self.module):
             return reason
-        other = library.unusable_reason()
+        other = str(library.unusable_reason() or "")
         if not other and default_device().arch != "sm90":
             other = "its FlashAttention-3 library is for sm90"
         other = other or library.loading_failure(FA3)

@@ -127,9 +127,14 @@ class JaxPeer:
         pass
 
 
+def is_installed(module: str) -> bool:
+    """Whether the package is there, even if it cannot be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
 def why_absent(module: str, distribution: str) -> str:
     """The reason why a package cannot be imported; empty if it can."""
-    if importlib.util.find_spec(module) is None:
+    if not is_installed(module):
         return f"not installed: pip install {distribution}"
     try:
         importlib.import_module(module)
