@@ -153,8 +153,8 @@ def test_a_kernel_is_named_by_its_family_and_options(arch: str, call: Any, name:
 def test_every_reason_against_a_call_is_given():
     call = replace(CALL, dropout_rate=0.1, logits_soft_cap=30.0, bias="alibi", **D192_128)
     assert texts(kernel_for(call, "gfx942").why_not_asm) == (
-        "ALiBi",
-        "dropout",
+        "no ASM kernel has ALiBi",
+        "no ASM kernel has dropout",
         "forward needs head dims (128, 128), got (192, 128)",
         "logits_soft_cap, which ASM would ignore",
     )
