@@ -32,7 +32,7 @@ def _lengths(queries: int, keys: int) -> dict[str, Any]:
 
 
 STRICTER = [
-    (("gfx942", "gfx950"), replace(CALL, logits_soft_cap=30.0), "which ASM would ignore"),
+    (("gfx942", "gfx950"), replace(CALL, logits_soft_cap=30.0), "ASM would ignore logits_soft_cap"),
     (("gfx942", "gfx950"), replace(CALL, **_lengths(128, 512)), "forward with 128 queries"),
     (("gfx942", "gfx950"), replace(CALL, **GROUP, has_gaps=True), "gaps between packed sequences"),
     (("gfx942", "gfx950"), replace(CALL, batch=4096), "4 GiB or more in one array (query, key,"),
@@ -118,8 +118,11 @@ def test_ck_runs_calls_for_which_asm_is_refused_more_strictly(arch: str, call: A
     [
         (replace(CALL, dtype="float32"), "needs float16 or bfloat16, got float32"),
         (replace(CALL, head_dim_v=264), "head dims up to 256, got (128, 264)"),
-        (replace(CALL, **GROUP, bias="bias"), "bias with packed sequences or lengths"),
-        (replace(BACKWARD, logits_soft_cap=30.0), "the gradient under logits_soft_cap"),
+        (replace(CALL, **GROUP, bias="bias"), "AITER has no bias with packed sequences or lengths"),
+        (
+            replace(BACKWARD, logits_soft_cap=30.0),
+            "CK does not compute the gradient under logits_soft_cap",
+        ),
         (replace(CALL, **_lengths(2**22, 512)), INT32.format("batch row of query")),
     ],
 )
@@ -156,10 +159,10 @@ def test_every_reason_against_a_call_is_given():
         "no ASM kernel has ALiBi",
         "no ASM kernel has dropout",
         "forward needs head dims (128, 128), got (192, 128)",
-        "logits_soft_cap, which ASM would ignore",
+        "ASM would ignore logits_soft_cap",
     )
     assert texts(not_supported_reasons(call, "gfx942")) == (
-        "logits_soft_cap together with bias or ALiBi",
+        "CK has no logits_soft_cap together with bias or ALiBi",
         "bias, ALiBi or dropout with head dims (192, 128): CK built these for inference alone",
     )
 
@@ -235,9 +238,12 @@ SPLIT = replace(
         ({"page_size": 0, "num_pages": 0}, ""),
         ({"head_dim": 192, "head_dim_v": 192}, ""),  # the kernel for head dim 256 takes it
         ({"head_dim_v": 264}, "head dims up to 256, got (128, 264)"),
-        ({"bias": "bias"}, "bias with keys in pages"),
+        ({"bias": "bias"}, "CK has no bias with keys in pages"),
         ({"bias": "alibi", "mask": "bottom_right", "window_left": 600}, ""),
-        ({"bias": "alibi", "logits_soft_cap": 3.0}, "logits_soft_cap together with bias or ALiBi"),
+        (
+            {"bias": "alibi", "logits_soft_cap": 3.0},
+            "CK has no logits_soft_cap together with bias or ALiBi",
+        ),
         ({"batch": 65_536}, "65536 batch rows: an AMD GPU's grid has at most 65535 workgroups"),
         ({"page_size": 2**21, "seq_len_kv": 2**22}, INT32.format("page of key, page of value")),
     ],

@@ -19,7 +19,8 @@ def test_calls_are_counted_by_rule():
     assert found.refused == capped
     assert found.to_json()["reasons"] == [
         {
-            "rule": "aiter/soft_cap_gradient", "reason": "the gradient under logits_soft_cap",
+            "rule": "aiter/soft_cap_gradient",
+            "reason": "CK does not compute the gradient under logits_soft_cap",
             "calls": 2, "alone": 2,
         }
     ]  # fmt: skip

@@ -24,8 +24,10 @@ class Outcome:
     """The implementation that computed the gradients; empty if there are none."""
     refused_gradients: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By gradients, why the implementation does not compute them."""
-    rules: dict[str, str] = field(default_factory=dict)
-    """By sentence of a reason, its rule; sentences of one rule differ in numbers (`Reason`)."""
+    rules: tuple[str, ...] = ()
+    """The rules of `reasons`, one each; () in results from before there were rules."""
+    gradient_rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The rules of `refused_gradients`, in its form."""
     engines: dict[str, str] = field(default_factory=dict)
     """By direction, the engine of `implementation.plan`."""
     rewrites: tuple[str, ...] = ()
@@ -60,9 +62,9 @@ class Outcome:
     def from_json(facts: dict[str, Any]) -> Outcome:
         """The outcome with these fields, as JSON has them."""
         facts = dict(facts)
-        for name in ("failures", "reasons", "rewrites"):
+        for name in ("failures", "reasons", "rules", "rewrites"):
             facts[name] = tuple(facts.get(name, ()))
         facts["errors"] = {x: float(y) for x, y in facts.get("errors", {}).items()}
-        refused = facts.get("refused_gradients", {})
-        facts["refused_gradients"] = {name: tuple(x) for name, x in refused.items()}
+        for name in ("refused_gradients", "gradient_rules"):
+            facts[name] = {names: tuple(x) for names, x in facts.get(name, {}).items()}
         return Outcome(**facts)

@@ -202,7 +202,9 @@ def count(outcomes: Sequence[Outcome]) -> dict[str, int]:
 def reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
     """The rules for which cases were refused, as the first sentence of each, with counts; most
     frequent first."""
-    return _by_rule((x.rules.get(y, y), y) for x in outcomes for y in x.reasons)
+    return _by_rule(
+        found for x in outcomes for found in zip(x.rules or x.reasons, x.reasons, strict=True)
+    )
 
 
 def rewrites_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
@@ -213,10 +215,10 @@ def rewrites_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
 def gradient_reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
     """The rules for which XLA had to compute gradients, in the form of `reasons_of`."""
     return _by_rule(
-        (f"{names}: {x.rules.get(y, y)}", f"{names}: {y}")
+        (f"{names}: {rule}", f"{names}: {sentence}")
         for x in outcomes
         for names, why in x.refused_gradients.items()
-        for y in why
+        for rule, sentence in zip(x.gradient_rules.get(names, why), why, strict=True)
     )
 
 

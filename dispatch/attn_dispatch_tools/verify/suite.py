@@ -326,9 +326,9 @@ class Conformance:
 
 
 def _refused(outcome: Outcome, reasons: Sequence[Reason]) -> Outcome:
-    rules = {str(x): x.rule for x in reasons}
-    outcome = replace(outcome, refused_gradients={}, rules=rules)
-    return replace(outcome, status="refused", reasons=tuple(map(str, reasons)))
+    outcome = replace(outcome, refused_gradients={}, gradient_rules={}, status="refused")
+    rules = tuple(x.rule for x in reasons)
+    return replace(outcome, reasons=tuple(map(str, reasons)), rules=rules)
 
 
 def _left_to_xla(outcome: Outcome, reasons: Mapping[str, Sequence[Reason]]) -> Outcome:
@@ -336,7 +336,7 @@ def _left_to_xla(outcome: Outcome, reasons: Mapping[str, Sequence[Reason]]) -> O
     return replace(
         outcome,
         refused_gradients={name: tuple(map(str, x)) for name, x in reasons.items()},
-        rules={str(x): x.rule for y in reasons.values() for x in y},
+        gradient_rules={name: tuple(y.rule for y in x) for name, x in reasons.items()},
     )
 
 
