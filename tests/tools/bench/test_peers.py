@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from attn_dispatch.devices.target import parse
 from attn_dispatch.flash import library as flash_library
 from attn_dispatch_tools.bench import measure, run
 from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, CellArrays
@@ -172,6 +173,17 @@ def test_a_difference_is_a_share_of_the_largest_number():
     x = jnp.asarray([[[1.0, -8.0]]])
     assert measure._difference([x, x + 0.5], [x, x]) == pytest.approx(0.5 / 8)
     assert not measure._difference([x * jnp.nan], [x]) <= measure.MAX_DIFFERENCE
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_dew_flash_attn_that_cannot_be_imported_has_kernels(monkeypatch, is_there: bool):
+    """Its kernels are called directly, unless the package is not installed at all."""
+    monkeypatch.setattr(dew_flash_attn, "why_absent", lambda *_: "why")
+    monkeypatch.setattr(dew_flash_attn, "is_installed", lambda module: is_there)
+    monkeypatch.setattr(flash_library, "version", lambda: "0.3.6")
+    monkeypatch.setattr(flash_library, "loading_failure", lambda generation: "")
+    monkeypatch.setattr(dew_flash_attn, "default_device", lambda: parse("sm90"))
+    assert dew_flash_attn.DewFlashAttn().absent() == ("" if is_there else "why")
 
 
 @pytest.mark.parametrize("name", ["d128 causal b2 8k", "16 documents, even b1 16k"])

@@ -253,12 +253,28 @@ def test_output_of_libraries_is_not_read_as_an_answer():
 def test_outcomes_survive_json():
     outcome = Outcome(
         "a/b", "a", "failed", ("wrong",), backward="xla", refused_gradients={"bias": ("why",)},
+        gradient_rules={"bias": ("rule",)}, rules=("dtype",), reasons=("no",),
         engines={"forward": "dense"}, errors={"out": float("inf"), "lse": 0.5},
         allowances={"out": 1.0, "lse": 2.0}, seconds=1.5,
     )  # fmt: skip
     text = json.dumps(outcome.to_json(), allow_nan=False)
     assert Outcome.from_json(json.loads(text)) == outcome
     assert outcome.used == float("inf")
+
+
+def test_refused_cases_are_counted_by_rule():
+    """One rule may have many sentences, and two rules one; old results have no rules."""
+    refused = [
+        Outcome("a", "f", "refused", reasons=(sentence,), rules=rules)
+        for sentence, rules in (("up to 4", ("size",)), ("up to 9", ("size",)), ("no", ("bias",)),
+                                ("no", ("mask",)), ("no", ()))
+    ]  # fmt: skip
+    assert reports.reasons_of(refused) == [("up to 4", 2), ("no", 1), ("no", 1), ("no", 1)]
+    gradients = [
+        Outcome("a", "f", refused_gradients={"bias": ("no",)}, gradient_rules={"bias": (rule,)})
+        for rule in ("cap", "cap", "slopes")
+    ]
+    assert reports.gradient_reasons_of(gradients) == [("bias: no", 2), ("bias: no", 1)]
 
 
 def test_a_pattern_without_cases_is_an_error(verify):
