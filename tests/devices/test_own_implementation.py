@@ -126,6 +126,8 @@ def test_mistake_in_the_package_does_not_break_calls(package, recwarn, added: st
     explanation = explain(Q, Q, Q)
     (verdict,) = (x for x in explanation.forward if x.implementation == "toy")
     assert reason in str(verdict.reasons[0]) and explanation.chosen_forward == "xla"
+    rules = {"toy/package", "toy/not_supported_reasons", "toy/unusable_reason"}
+    assert verdict.reasons[0].rule in rules
     assert dot_product_attention(Q, Q, Q).shape == Q.shape and not recwarn.list
 
 

@@ -16,7 +16,7 @@ import jax
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.reason import Reason, reason_from_sentence
 
 GROUP = "attn_dispatch.implementations"
@@ -80,32 +80,38 @@ class Extra:
 
         If the package gives sentences, the sentence is the reason's rule.
         """
-        if reason := self.unusable_reason(device):
-            return (reason_from_sentence(self.NAME, reason),)
+        if reason := self._unusable(device):
+            return (reason,)
         reasons = unknown_features(spec, self._module.FEATURES, f"{self.NAME} has none")
         try:
             own = self._module.not_supported_reasons(spec, device)
         except Exception as error:
             return (*reasons, self._failed("not_supported_reasons", error))
         if not _is_collection_of(own, str | Reason):
-            wrong = f"not_supported_reasons: expected sentences or Reasons, got {own!r}"
-            return (*reasons, reason_from_sentence(self.NAME, f"{self.NAME}: {wrong}"))
+            wrong = self._malformed("not_supported_reasons", "sentences or Reasons", own)
+            return (*reasons, wrong)
         reasons += tuple(
             reason_from_sentence(self.NAME, x) if isinstance(x, str) else x for x in own
         )
         return reasons or self._planning_reasons(spec, device)
 
     def unusable_reason(self, device: Device) -> str:
+        return str(self._unusable(device) or "")
+
+    def _unusable(self, device: Device) -> Reason | None:
         if self._failure:
-            return f"its package {self._package} cannot be used: {self._failure}"
+            text = f"its package {self._package} cannot be used: {self._failure}"
+            return Reason(f"{self.NAME}/package", (("failure", self._failure),), text)
         if self.PLATFORM != device.platform:
-            return f"{self.NAME} runs on {self.PLATFORM}, and this is {device}"
+            text = f"{self.NAME} runs on {self.PLATFORM}, and this is {device}"
+            return device_reason("platform", device, text)
         try:
             reason = getattr(self._module, "unusable_reason", _nothing)(device) or ""
         except Exception as error:
-            return str(self._failed("unusable_reason", error))
-        is_text = isinstance(reason, str)
-        return reason if is_text else f"{self.NAME}: unusable_reason: expected str, got {reason!r}"
+            return self._failed("unusable_reason", error)
+        if not isinstance(reason, str):
+            return self._malformed("unusable_reason", "str", reason)
+        return reason_from_sentence(self.NAME, reason) if reason else None
 
     def _planning_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
         """The reason against a call that cannot be planned; empty if it can."""
@@ -115,13 +121,16 @@ class Extra:
             return (self._failed("plan", error),)
         if isinstance(plan, Plan) and isinstance(plan.workspace_bytes, int):
             return ()
-        return (
-            reason_from_sentence(self.NAME, f"{self.NAME}: plan: expected a Plan, got {plan!r}"),
-        )
+        return (self._malformed("plan", "a Plan", plan),)
 
     def _failed(self, function: str, error: Exception) -> Reason:
-        failed = f"{self.NAME}: {function} failed: {type(error).__name__}: {error}"
-        return reason_from_sentence(self.NAME, failed)
+        raised = f"{type(error).__name__}: {error}"
+        text = f"{self.NAME}: {function} failed: {raised}"
+        return Reason(f"{self.NAME}/{function}", (("raised", raised),), text)
+
+    def _malformed(self, function: str, expected: str, got: object) -> Reason:
+        text = f"{self.NAME}: {function}: expected {expected}, got {got!r}"
+        return Reason(f"{self.NAME}/{function}", (("got", repr(got)),), text)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         return self._module.plan(spec, device)
