@@ -202,7 +202,7 @@ def test_every_reason_is_given(monkeypatch):
         f"fa4-jax from 0.1.0 to below 0.2 is needed, and 0.2.0 is installed; {absent}"
     )
     monkeypatch.setattr(library, "version", lambda: None)
-    assert fa4.unusable_reason(SM90).startswith("fa4-jax is not installed; ")
+    assert fa4.unusable_reason(SM90).startswith("fa4-jax is not installed (remedy: pip install ")
 
 
 def test_exported_modules_do_not_use_the_package(monkeypatch):

@@ -14,7 +14,7 @@ from attn_dispatch.fa4 import kernels, library, rules
 from attn_dispatch.fa4.call import call_of
 from attn_dispatch.flash import clear_rows, passes
 from attn_dispatch.flash.call import offsets_count
-from attn_dispatch.reason import Reason, Rule, sentences
+from attn_dispatch.reason import Reason, Rule
 
 NAME = "fa4"
 PLATFORM = "cuda"
@@ -55,7 +55,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_device_reasons(device))
+    return "; ".join(x.with_remedy for x in _device_reasons(device))
 
 
 def version() -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ from attn_dispatch.flash.generations import (
     Generation,
     generation_of,
 )
-from attn_dispatch.reason import Reason, sentences
+from attn_dispatch.reason import Reason
 from attn_dispatch.typed_jax import local_devices
 
 NAME = "flash"
@@ -60,7 +60,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_device_reasons(device))
+    return "; ".join(x.with_remedy for x in _device_reasons(device))
 
 
 def version() -> tuple[str, str] | None:
