@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from attn_dispatch.cudnn import plan_store
 from tests.fuzz import mutations, strange_files
@@ -52,8 +53,10 @@ def draw(seed: int) -> str:
     """Damage one file. Returns whether its plan was read, or was built and written again."""
     random = Random(seed)
     line = '{"key": "µ", "plan": "' + random.randbytes(random.choice((8, 8, 200_000))).hex() + '"}'
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[plan_store.FOLDER] = folder
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, {plan_store.FOLDER: folder}),
+    ):
         assert _planned(line) == 1
         (file,) = Path(folder).iterdir()
         is_whole = _damaged(random, file, line)
