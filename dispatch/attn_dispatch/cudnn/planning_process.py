@@ -74,9 +74,7 @@ class PlanningProcess:
     def export_plan(self, attributes: Attributes, device_properties: str) -> str:
         return self._ask_loaded("export_plan", dict(attributes), device_properties)
 
-    def import_plan(
-        self, attributes: Attributes, device_properties: str, line: str
-    ) -> None:
+    def import_plan(self, attributes: Attributes, device_properties: str, line: str) -> None:
         self._ask_loaded("import_plan", dict(attributes), device_properties, line)
 
     def engines(self, attributes: Attributes, device_properties: str) -> str:

@@ -47,7 +47,7 @@ def _compute(
         for name in _COLUMNS:
             if name in given:
                 given[name] = pad_last(operands[name][..., first : first + size], size)
-        parts.append(calls.kernel(inner, dict(given)))
+        parts.append(calls.kernel(dict(given)))
         if spec.has("lse_grad"):
             given["lse_grad"] = jnp.zeros_like(given["lse_grad"])
     results = dict(parts[0])

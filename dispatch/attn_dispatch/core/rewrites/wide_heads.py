@@ -28,7 +28,7 @@ def _compute(
         name: pad_last(x, inner.shape(name)[-1]) if name in _SIZES else x
         for name, x in operands.items()
     }
-    results = calls.kernel(inner, for_(inner, padded))
+    results = calls.kernel(for_(inner, padded))
     cut = {"query": spec.head_dim, "key": spec.head_dim, "value": spec.head_dim_v}
     cut["out"] = spec.head_dim_v
     return {name: x[..., : cut[name]] if name in cut else x for name, x in results.items()}
