@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeGuard
 
 import jax
 import numpy as np
@@ -125,7 +126,7 @@ def _are_same(x: ArrayLike | None, y: ArrayLike | None) -> bool:
     return x is y or (_is_on_host(x) and _is_on_host(y) and np.array_equal(x, y))
 
 
-def _is_on_host(x: ArrayLike | None) -> bool:
+def _is_on_host(x: ArrayLike | None) -> TypeGuard[ArrayLike]:
     """Whether x is a NumPy array, a number, or a list of such."""
     leaves = jax.tree.leaves(x)
     return bool(leaves) and all(isinstance(y, np.ndarray | np.generic | int) for y in leaves)
