@@ -54,7 +54,10 @@ def module_signatures(module: ModuleType) -> dict[str, str]:
 
 def with_any_values(signatures: dict[str, str]) -> dict[str, str]:
     """The signatures without types of a dict's values, which a stub may state more precisely."""
-    return {x: y.replace("dict[str, int]", "dict[str, object]") for x, y in signatures.items()}
+    return {
+        x: re.sub(r"dict\[str, (int|Attribute)\]", "dict[str, object]", y)
+        for x, y in signatures.items()
+    }
 
 
 @needs_cudnn

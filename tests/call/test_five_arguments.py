@@ -1,78 +1,183 @@
-"""Five arguments on their way from the public call to the kernel, as in docs/design.md."""
+"""Five arguments on their way from the public call to the custom call, as in docs/design.md."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+import attn_dispatch
+from attn_dispatch import api, cudnn, dot_product_attention, paged, paged_attention, public_call
 from attn_dispatch.call.arguments import Arguments
-from attn_dispatch.call.layouts import rows_first, separate_pages
-from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.normal_form import Call, normalise
+from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.operands import Operand
-from attn_dispatch.call.paged_arguments import with_cut_table
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.cudnn.call import CudnnCall, variants_of
-from attn_dispatch.semantics.array_scale import with_number_as_scale
+from attn_dispatch.cudnn import arrays as cudnn_arrays
+from attn_dispatch.cudnn.call import CudnnCall
+from tests.support.backend import needs_cudnn
+from tests.support.cudnn_in_numpy import names_of
+from tests.support.lowered import attributes_in, calls_in, lowered_for_cuda, printed_attributes
 
-QUERY = jnp.ones((2, 4, 16, 64), jnp.bfloat16)
-KEY = jnp.ones((2, 2, 16, 64), jnp.bfloat16)
-DENSE = Arguments(
-    query=QUERY, key=KEY, value=KEY, scale=0.5, is_causal=True, local_window_size=(3, None),
-    qkv_layout="BNTH",
-)  # fmt: skip
-PAGES = jnp.ones((9, 8, 2, 64), jnp.bfloat16)
-PAGED = Arguments(
-    query=jnp.swapaxes(QUERY, 1, 2)[:, :1], key_pages=PAGES, value_pages=PAGES, is_causal=True,
-    page_table=np.zeros((2, 6), np.int64), key_value_seq_lengths=np.array([5, 20]),
-    max_seqlen_kv=30, causal_alignment="bottom_right",
-)  # fmt: skip
+QUERY = jax.ShapeDtypeStruct((2, 4, 16, 64), jnp.bfloat16)
+KEY = jax.ShapeDtypeStruct((2, 2, 16, 64), jnp.bfloat16)
+HEADS = jax.ShapeDtypeStruct((4,), jnp.float32)
+TOKENS = jax.ShapeDtypeStruct((2, 1, 4, 64), jnp.bfloat16)
+PAGES = jax.ShapeDtypeStruct((9, 8, 2, 64), jnp.bfloat16)
+TABLE = jax.ShapeDtypeStruct((2, 6), jnp.int16)
+LENGTHS = jax.ShapeDtypeStruct((2,), jnp.int32)
 
 
-def spec_of(call: Call) -> AttentionSpec:
-    return LeadingCall.of(call.operands, call.options).spec
+@dataclass
+class Stops:
+    """What every function on the way of one lowered call returned, or was given."""
+
+    given: list[Arguments] = field(default_factory=list[Arguments])
+    steps: list[Arguments] = field(default_factory=list[Arguments])
+    calls: list[Call] = field(default_factory=list[Call])
+    specs: list[AttentionSpec] = field(default_factory=list[AttentionSpec])
+    kernel_calls: list[CudnnCall] = field(default_factory=list[CudnnCall])
+    operands: dict[str, str] = field(default_factory=dict[str, str])
+    """The types of the custom call's operands in the lowered text, by name."""
+    attributes: dict[str, str] = field(default_factory=dict[str, str])
+    """The custom call's attributes in the lowered text."""
+
+    def one_of_each(self) -> tuple[Arguments, Call, AttentionSpec, CudnnCall]:
+        """The only value at each place where a call stops once."""
+        (given,), (call,), (spec,), (kernel,) = (
+            self.given,
+            self.calls,
+            self.specs,
+            self.kernel_calls,
+        )
+        return given, call, spec, kernel
 
 
-def kernel_call(spec: AttentionSpec) -> CudnnCall:
-    first = next(iter(variants_of(spec)))
-    assert isinstance(first, CudnnCall)
-    return first
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
+    """Filled while a call is traced and lowered."""
+    found = Stops()
+
+    def record(module: ModuleType, name: str, results: list[object]) -> None:
+        function = cast("Callable[..., object]", getattr(module, name))
+
+        def recorded(*arguments: object) -> object:
+            results.append(result := function(*arguments))
+            return result
+
+        monkeypatch.setattr(module, name, recorded)
+
+    for module in (api, paged):
+        record(module, "with_same_lengths", cast("list[object]", found.given))
+    for module, name in (
+        (paged, "separate_pages"), (paged, "with_cut_table"),
+        (public_call, "rows_first"), (public_call, "with_number_as_scale"),
+    ):  # fmt: skip
+        record(module, name, cast("list[object]", found.steps))
+    record(public_call, "normalise", cast("list[object]", found.calls))
+    operands_of = cudnn_arrays.forward_operands
+
+    def forward_operands(
+        spec: AttentionSpec, call: CudnnCall, operands: dict[str, jax.Array]
+    ) -> list[jax.Array]:
+        found.specs.append(spec)
+        found.kernel_calls.append(call)
+        return operands_of(spec, call, operands)
+
+    monkeypatch.setattr(cudnn_arrays, "forward_operands", forward_operands)
+    return found
 
 
-def test_query_scale_causality_and_window_reach_the_kernel():
-    arguments = with_number_as_scale(rows_first(DENSE))
-    assert isinstance(arguments, Arguments) and arguments.heads_first_q
-    assert jnp.shape(arguments.query) == (2, 16, 4, 64)
-    call = normalise(arguments, ("xla",))
+def lower(stops: Stops, function: Callable[..., jax.Array], *arrays: jax.ShapeDtypeStruct) -> None:
+    """Lower the call for an H100, and read its custom call from the text."""
+    with attn_dispatch.target("sm90"):
+        text = lowered_for_cuda(jax.jit(function), *arrays)
+    kernel = stops.one_of_each()[-1]
+    line, types, _ = calls_in(text)[cudnn.FORWARD_TARGET]
+    stops.operands = dict(zip(names_of(kernel), types, strict=True))
+    stops.attributes = attributes_in(line)
+    assert stops.attributes == printed_attributes(kernel.attributes)
+
+
+@needs_cudnn
+def test_query_scale_causality_and_window_reach_the_custom_call(stops: Stops):
+    lower(
+        stops,
+        lambda q, k, v: dot_product_attention(
+            q, k, v, scale=0.5, is_causal=True, local_window_size=(3, None), qkv_layout="BNTH"
+        ),
+        QUERY, KEY, KEY,
+    )  # fmt: skip
+    given, call, spec, kernel = stops.one_of_each()
+    assert jnp.shape(given.query) == (2, 4, 16, 64) and given.qkv_layout == "BNTH"
+    assert (given.scale, given.is_causal, given.local_window_size) == (0.5, True, (3, None))
+
+    assert all(
+        jnp.shape(step.query) == (2, 16, 4, 64) and step.heads_first_q for step in stops.steps
+    )
+    assert {step.scale for step in stops.steps} == {0.5}
+
     meaning = call.options.meaning
     assert call.options.operands[0] == "query" and call.operands[0].shape == (2, 16, 4, 64)
     assert (meaning.scale, meaning.is_causal, meaning.window) == (0.5, True, (3, None))
-    spec = spec_of(call)
+
     assert spec.operands[0] == Operand("query", (2, 16, 4, 64), "bfloat16")
-    assert spec.meaning is meaning and spec.band == (3, 0)
-    kernel = kernel_call(spec)
+    assert spec.meaning == meaning and spec.band == (3, 0)
+
     assert (kernel.batch, kernel.num_heads, kernel.seq_len_q, kernel.head_dim) == (2, 4, 16, 64)
     assert (kernel.scale, kernel.window_left, kernel.window_right) == (0.5, 3, 0)
 
+    # cuDNN reads heads first in place: the operand has the axes of the caller's array.
+    assert stops.operands["query"] == "2x4x16x64xbf16"
+    of_the_call = {
+        "scale": "5.000000e-01 : f32",
+        "window_left": "3 : i64",
+        "window_right": "0 : i64",
+    }
+    assert of_the_call.items() <= stops.attributes.items()
 
-def test_array_scale_is_multiplied_into_the_query():
-    scale = jnp.full(4, 0.5)
-    arguments = with_number_as_scale(rows_first(replace(DENSE, scale=scale)))
-    assert arguments.scale is None
-    np.testing.assert_array_equal(arguments.query, jnp.full((2, 16, 4, 64), 4.0, jnp.bfloat16))
-    spec = spec_of(normalise(arguments, ("xla",)))
-    assert spec.meaning.scale == kernel_call(spec).scale == 1 / 8
+
+@needs_cudnn
+def test_array_scale_is_multiplied_into_the_query(stops: Stops):
+    lower(
+        stops,
+        lambda q, k, v, scale: dot_product_attention(q, k, v, scale=scale, qkv_layout="BNTH"),
+        QUERY, KEY, KEY, HEADS,
+    )  # fmt: skip
+    given, _, spec, kernel = stops.one_of_each()
+    assert jnp.shape(given.scale) == (4,)
+    before, after = stops.steps
+    assert before.scale is given.scale and after.scale is None
+    assert after.query is not before.query and jnp.shape(after.query) == (2, 16, 4, 64)
+    assert spec.meaning.scale == kernel.scale == 1 / 8
+    assert stops.attributes["scale"] == "1.250000e-01 : f32"
 
 
-def test_page_table_reaches_the_kernel():
-    arguments = with_cut_table(separate_pages(PAGED))
-    assert jnp.shape(arguments.page_table) == (2, 4) and arguments.max_seqlen_kv is None
-    call = normalise(arguments, ("xla",))
+@needs_cudnn
+def test_page_table_reaches_the_custom_call(stops: Stops):
+    lower(
+        stops,
+        lambda q, keys, values, table, lengths: paged_attention(
+            q, keys, values, table, lengths, max_seqlen_kv=30
+        ),
+        TOKENS, PAGES, PAGES, TABLE, LENGTHS,
+    )  # fmt: skip
+    given, call, spec, kernel = stops.one_of_each()
+    assert jnp.shape(given.page_table) == (2, 6) and given.max_seqlen_kv == 30
+    separated, cut, *_ = stops.steps
+    assert separated.page_table is given.page_table
+    assert jnp.shape(cut.page_table) == (2, 4) and cut.max_seqlen_kv is None
+
     operands = dict(zip(call.options.operands, call.operands, strict=True))
-    assert operands["page_table"].dtype == jnp.int32
-    spec = spec_of(call)
+    assert operands["page_table"].shape == (2, 4) and operands["page_table"].dtype == np.int32
+
     assert spec.shape("page_table") == (2, 4) and (spec.page_size, spec.seq_len_kv) == (8, 32)
-    kernel = kernel_call(spec)
     assert (kernel.page_size, kernel.num_pages, kernel.seq_len_kv) == (8, 9, 32)
+
+    assert stops.operands["page_table"] == "2x4xi32"
+    assert {"page_size": "8 : i64", "num_pages": "9 : i64"}.items() <= stops.attributes.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from jax import export
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention
 from attn_dispatch.cudnn.arrays import backward_shapes, forward_shapes
-from attn_dispatch.cudnn.call import CudnnCall, variants_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import device_for
 from attn_dispatch_tools.verify.calls import CaseProgram, specs_in
 from attn_dispatch_tools.verify.case import Case
@@ -26,7 +25,7 @@ from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragge
 from attn_dispatch_tools.verify.sizes import case as sized
 from tests.support.backend import backward_spec, forward_spec, needs_cudnn
 from tests.support.cudnn_in_numpy import names_of
-from tests.support.lowered import calls_in, lowered_for_cuda
+from tests.support.lowered import attributes_in, calls_in, lowered_for_cuda, printed_attributes
 from tests.support.repository import environment
 
 CUSTOM_CALLS = (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)
@@ -221,7 +220,7 @@ def test_custom_calls_match_one_variant_of_the_call(kind: str):
     for target, (text, operands, results) in calls.items():
         given = attributes_in(text)
         spec = specs[target == cudnn.BACKWARD_TARGET]
-        (call,) = [x for x in variants_of(spec) if as_attributes(x) == given]
+        (call,) = [x for x in variants_of(spec) if printed_attributes(x.attributes) == given]
         assert len(operands) == len(names_of(call))
         shapes = backward_shapes if call.backward else forward_shapes
         assert len(results) == len(shapes(call)) + 1 and re.fullmatch(r"\d+xui8", results[-1])
@@ -238,25 +237,6 @@ OTHER_DTYPES = {
     **dict.fromkeys(("seed", "seed_offset"), "ui32"),
 }
 """dtypes of the operands that do not have the call's dtype, bfloat16."""
-
-
-def attributes_in(text: str) -> dict[str, str]:
-    found = re.search(r"mhlo.backend_config = \{(.*?)\}", text)
-    assert found
-    return dict(re.findall(r'(\w+) = ("[^"]*"|[^,]+)', found[1]))
-
-
-def as_attributes(call: CudnnCall) -> dict[str, str]:
-    """A call's fields as MLIR prints them."""
-
-    def printed(x: Any) -> str:
-        if isinstance(x, bool):
-            return str(x).lower()
-        if isinstance(x, float):
-            return f"{np.float32(x):e} : f32"
-        return f"{x} : i64" if isinstance(x, int) else f'"{x}"'
-
-    return {name: printed(x) for name, x in asdict(call).items()}
 
 
 def test_error_without_a_target_gives_the_remedies():

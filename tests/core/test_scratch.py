@@ -303,17 +303,19 @@ def test_gradients_of_parts_are_summed_in_float32():
             for name, x in zip(spec.result_names, spec.results, strict=True)
         }
 
-    operands = {x.name: jnp.zeros(x.shape, x.dtype) for x in spec.operands}
+    def computed(step: Rewrite, spec: AttentionSpec) -> dict[str, Any]:
+        operands = {x.name: jnp.zeros(x.shape, x.dtype) for x in spec.operands}
+        inner = step.inner(spec)
+        return step.compute(spec, inner, operands, Calls(partial(ones, inner), ones, ones))
+
     for size in (1, 7):
-        step = in_parts_of("batch", size)
-        results = step.compute(spec, step.inner(spec), operands, Calls(ones, ones, ones))
+        results = computed(in_parts_of("batch", size), spec)
         assert results["bias"].dtype == jnp.float32
         np.testing.assert_array_equal(results["bias"], -(-600 // size))
     by_head = in_parts_of("heads", 1)
-    heads = by_head.compute(spec, by_head.inner(spec), operands, Calls(ones, ones, ones))
+    heads = computed(by_head, spec)
     np.testing.assert_array_equal(heads["bias"], 1)
     group = backward_of(Case("sum", b=1, n=600, k=1, dtype="bfloat16"))
-    operands = {x.name: jnp.zeros(x.shape, x.dtype) for x in group.operands}
-    results = by_head.compute(group, by_head.inner(group), operands, Calls(ones, ones, ones))
+    results = computed(by_head, group)
     np.testing.assert_array_equal(results["key"], 600)
     np.testing.assert_array_equal(results["query"], 1)

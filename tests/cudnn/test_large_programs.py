@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -60,7 +59,7 @@ def test_call_with_many_arrays_is_planned():
     assert reasons(with_arrays(28)) == ()
     spec = PlanCase(case("arrays", n=8, k=8), score_mod=with_arrays(40)).spec("forward")
     native = native_libraries.load(native_libraries.CUDA)
-    operands, _ = native.buffers(asdict(variants_of(spec)[0]))
+    operands, _ = native.buffers(variants_of(spec)[0].attributes)
     assert len(operands) == 3 + 40
 
 

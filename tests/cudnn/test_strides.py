@@ -7,7 +7,7 @@ array's strides in NumPy, in cuDNN's order of axes.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -48,8 +48,8 @@ def planned_tensors(call: CudnnCall) -> dict[int, tuple[list[int], list[int]]]:
     library = cudnn_library.find()
     properties, backend = library.device_properties(parse("sm90")), library.backend
     assert backend is not None
-    backend.plan(asdict(call), properties)
-    blob = bytes.fromhex(backend.export_plan(asdict(call), properties).rpartition(" ")[2])
+    backend.plan(call.attributes, properties)
+    blob = bytes.fromhex(backend.export_plan(call.attributes, properties).rpartition(" ")[2])
     text = blob[blob.index(b'{"cudnnVersion"') :].decode(errors="replace")
     graph = json.JSONDecoder().raw_decode(text)[0]["operationGraph"]
     named = [x for x in graph["tensors"] if x["name"].isdigit()]

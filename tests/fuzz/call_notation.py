@@ -70,7 +70,7 @@ def _line(random: Random, target: str) -> str:
     changed = line
     for _ in range(changes):
         changed = _changed(random, changed)
-    arguments = notation.arguments(changed)
+    arguments: dict[str, Any] = {**notation.arguments(changed)}
     assert isinstance(arguments["query"], jax.ShapeDtypeStruct) or changes
     if "cu_seqlens_q" in arguments:
         return "packed"

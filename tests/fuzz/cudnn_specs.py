@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +52,7 @@ def real(i: int) -> tuple[Attributes, ...]:
     spec = CASES[label].spec(direction)
     if rules.not_supported_reasons(spec):
         return ()
-    return tuple(asdict(call) for call in variants_of(spec))
+    return tuple(call.attributes for call in variants_of(spec))
 
 
 def drawn(rng: random.Random) -> Attributes:

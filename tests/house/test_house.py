@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,6 +245,25 @@ def test_any_is_used_where_nothing_is_better():
 
     found = {x.relative_to(LIBRARY).as_posix() for x in FILES[LIBRARY] if uses_any(x)}
     assert found == _ANY.keys()
+
+
+_ANY_IN_TOOLS = {
+    "bench": (50, "other packages' modules, compiled programs, and the JSON of reports"),
+    "pictures": (16, "arguments under names that options give, and Matplotlib"),
+    "reports": (4, "the JSON of a report, Matplotlib, and CUDA's devices"),
+    "terminal": (3, "argparse's subparsers, and rich's bar, which need not be installed"),
+    "verify": (50, "fields of cases by name, JAX's traced programs, and the JSON of reports"),
+}
+"""How often each folder of the tools has `Any` in its annotations, and for what."""
+
+
+def test_the_tools_have_no_more_any_than_is_listed():
+    found: Counter[str] = Counter()
+    for path in FILES[TOOLS]:
+        nodes = ast.walk(ast.parse(path.read_text()))
+        uses = sum(isinstance(x, ast.Name) and x.id == "Any" for x in nodes)
+        found[path.relative_to(TOOLS).parts[0]] += uses
+    assert +found == {folder: number for folder, (number, _) in _ANY_IN_TOOLS.items()}
 
 
 def _imports_any(node: ast.ImportFrom) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import jax
@@ -293,8 +294,9 @@ def test_xla_computes_the_gradients_of_arrays_beside_a_kernel(gradients: tuple[s
     def fake(source: str):
         return lambda spec, operands: {x: source for x in spec.wanted.gradients}
 
-    calls: Any = Calls(fake("kernel"), fake("xla"), fake("kernel"))
-    found: Any = READ_GRADIENTS_BY_XLA.compute(spec, READ_GRADIENTS_BY_XLA.inner(spec), {}, calls)
+    inner = READ_GRADIENTS_BY_XLA.inner(spec)
+    calls: Any = Calls(partial(fake("kernel"), inner), fake("xla"), fake("kernel"))
+    found: Any = READ_GRADIENTS_BY_XLA.compute(spec, inner, {}, calls)
     assert found["score_mod_0"] == "xla"
     assert "query" not in gradients or found["query"] == "kernel"
     with_dropout = spec_with(spec, dropout_rate=0.5)

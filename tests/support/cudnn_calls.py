@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
@@ -15,4 +15,4 @@ PLAIN: CudnnCall = variants_of(forward_spec(case("plain", n=8, k=8), needs_lse=F
 
 def cudnn_attributes(**changes: Any) -> dict[str, Any]:
     """The attributes of PLAIN with these changes."""
-    return asdict(replace(PLAIN, **changes))
+    return replace(PLAIN, **changes).attributes

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
+
+from attn_dispatch.cudnn.call import Attribute, Attributes
+
 
 def lowered_for_cuda(function: Any, *arguments: Any) -> str:
     return function.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
@@ -19,3 +23,23 @@ def calls_in(module: str) -> dict[str, tuple[str, list[str], list[str]]]:
             assert name not in calls, "each call of a module is lowered once"
             calls[name] = (line, *(re.findall(r"tensor<(.*?)>", x) for x in (operands, results)))
     return calls
+
+
+def attributes_in(line: str) -> dict[str, str]:
+    """The attributes of a custom call, as its line prints them."""
+    found = re.search(r"mhlo.backend_config = \{(.*?)\}", line)
+    assert found
+    return dict(re.findall(r'(\w+) = ("[^"]*"|[^,]+)', found[1]))
+
+
+def printed_attributes(attributes: Attributes) -> dict[str, str]:
+    """The attributes as MLIR prints them."""
+    return {name: _printed(x) for name, x in attributes.items()}
+
+
+def _printed(x: Attribute) -> str:
+    if isinstance(x, bool):
+        return str(x).lower()
+    if isinstance(x, float):
+        return f"{np.float32(x):e} : f32"
+    return f"{x} : i64" if isinstance(x, int) else f'"{x}"'

@@ -1,14 +1,26 @@
 """Cases that justify rewrites which no named case of the conformance suite needs."""
 
+from typing import Any
+
 from attn_dispatch_tools.verify.case import Case
 
 _HALVES = {length: ((1,) * (length // 2) + (2,) * (length // 2),) * 2 for length in (192, 256)}
+
+_DIFFERENTIAL: dict[str, Any] = {
+    "t": 256, "s": 256, "h": 128, "v": 256, "dtype": "bfloat16", "is_causal": True,
+    "scale": 128**-0.5,
+}  # fmt: skip
 
 REWRITE_CASES = {
     x.name: x
     for x in (
         Case("rewrites/no_keys", s=0, h=64, v=64, dtype="bfloat16"),
-        Case("rewrites/value_of_320", b=1, t=64, s=64, h=128, v=320, dtype="bfloat16"),
+        # The heads of the Differential Transformer (arXiv:2410.05258): values are twice as wide as
+        # queries and keys. The backward pass needs parts of 128 columns on an A100. With a gradient
+        # of lse, as when parts of a sequence are merged, it needs parts of 256 on an H100 and on an
+        # MI300X.
+        Case("rewrites/differential", **_DIFFERENTIAL),
+        Case("rewrites/differential_lse_grad", **_DIFFERENTIAL, lse_grad=True),
         # At so small a scale the gradient of a bias is refused to cuDNN, after all other reasons.
         Case(
             "rewrites/bias_of_tiny_scores",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeGuard
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.options import CausalAlignment
@@ -99,8 +101,12 @@ def holds_structs(argument: object) -> bool:
 def with_same_lengths(arguments: Arguments) -> Arguments:
     """The arguments with `same_lengths`: whether every sequence has as many keys as queries.
 
-    They do if one array was given for the lengths, ids or cu_seqlens of both sides, or segment ids
-    for one side alone. A public call decides this first, on the caller's own objects: no step
+    They do if the lengths, ids or cu_seqlens of both sides are one object or hold equal numbers on
+    the host (NumPy arrays, lists, ints), or if segment ids are given for one side alone.
+
+    Two different `jax.Array`s are not compared: the call would wait for the device that computes
+    them, and under `jax.jit`, where they have no values, it would become another program. Structs
+    have no values either. A public call decides this first, on the caller's own objects: no step
     compares arrays later, when they are converted or traced.
     """
     a = arguments
@@ -112,4 +118,15 @@ def with_same_lengths(arguments: Arguments) -> Arguments:
         (a.cu_seqlens_q, a.cu_seqlens_kv),
     )
     given = [pair for pair in pairs if any(x is not None for x in pair)]
-    return replace(a, same_lengths=bool(given) and all(x is y for x, y in given))
+    return replace(a, same_lengths=bool(given) and all(_are_same(x, y) for x, y in given))
+
+
+def _are_same(x: ArrayLike | None, y: ArrayLike | None) -> bool:
+    """Whether these are one object, or equal numbers that need not be read from a device."""
+    return x is y or (_is_on_host(x) and _is_on_host(y) and np.array_equal(x, y))
+
+
+def _is_on_host(x: ArrayLike | None) -> TypeGuard[ArrayLike]:
+    """Whether x is a NumPy array, a number, or a list of such."""
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and all(isinstance(y, np.ndarray | np.generic | int) for y in leaves)

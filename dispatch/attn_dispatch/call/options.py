@@ -37,8 +37,8 @@ class Meaning:
     """With cu_seqlens, or with segment ids and max_segments: the longest sequence of queries and of
     keys. None: not known."""
     same_lengths: bool = False
-    """Whether every sequence has as many keys as queries, because one array of lengths, ids or
-    cu_seqlens was given for both."""
+    """Whether every sequence is known to have as many keys as queries; see
+    `arguments.with_same_lengths`."""
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
     """The name of the PRNG implementation of dropout_key's words."""

@@ -19,7 +19,7 @@ from attn_dispatch.cudnn import engines as cudnn_engines
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
-from attn_dispatch.cudnn.call import CudnnCall, variants_of
+from attn_dispatch.cudnn.call import Attribute, CudnnCall, variants_of
 from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
@@ -66,7 +66,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     if isinstance(planned, Reason) or (spec.is_backward and spec.meaning.deterministic_backward):
         return ()
     properties = cudnn_library.find().device_properties(device)
-    found = _backend().engines(asdict(planned.call), properties)
+    found = _backend().engines(planned.call.attributes, properties)
     return cudnn_engines.similar_engines(spec.options.engine, found)
 
 
@@ -160,7 +160,7 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
     backend, call = _backend(), replace(untuned.call, engine=spec.options.engine)
     properties = cudnn_library.find().device_properties(device)
     try:
-        engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
+        engine, workspace_bytes = plan_store.plan(backend, call.attributes, properties)
     except backend.CudnnError as error:
         version = cudnn_library.find().version_text
         return reason_from_sentence(
@@ -182,7 +182,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
             first_reason = first_reason or reason
             continue
         try:
-            engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
+            engine, workspace_bytes = plan_store.plan(backend, call.attributes, properties)
         except backend.CudnnError as error:
             first_reason = first_reason or _planning_reason(str(error), library.version_text)
             continue
@@ -269,11 +269,10 @@ def _run(
 
 
 def _ffi_attributes(call: CudnnCall) -> dict[str, bool | str | np.generic]:
-    attributes: dict[str, bool | int | float | str] = asdict(call)
-    return {name: _as_attribute(value) for name, value in attributes.items()}
+    return {name: _as_attribute(value) for name, value in call.attributes.items()}
 
 
-def _as_attribute(value: bool | int | float | str) -> bool | str | np.generic:
+def _as_attribute(value: Attribute) -> bool | str | np.generic:
     """In the width of the handler's field."""
     if isinstance(value, bool | str):
         return value

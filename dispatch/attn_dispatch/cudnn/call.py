@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import TypeAlias
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.score_nodes import nodes_of, score_rules_of
@@ -29,6 +31,10 @@ _MIN_PACKED_QUERIES = 2
 packed sequences (H200, 9.19). Declaring a longer one changes nothing else."""
 
 Extents = tuple[int, int, int, int]
+
+Attribute: TypeAlias = bool | int | float | str
+Attributes: TypeAlias = Mapping[str, Attribute]
+"""The custom call's attributes by name, as `CudnnCall.attributes` has them."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,11 @@ class CudnnCall:
     clears_rows: bool
     engine: str = ""
     """A cuDNN engine with its knobs, "6 KERNEL_CFG=2 STREAM_K=1"; "" is the heuristics' choice."""
+
+    @property
+    def attributes(self) -> dict[str, Attribute]:
+        """The fields by name, as the functions of `_cuda` take them."""
+        return asdict(self)
 
     @property
     def is_packed(self) -> bool:

@@ -13,11 +13,11 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from attn_dispatch.cudnn.call import Attributes
 from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.files import writing
 from attn_dispatch.settings import TRUST_PLANS, cache_path, flag
@@ -37,7 +37,7 @@ _write_failures: dict[Path, str] = {}
 
 
 def plan(
-    backend: ModuleType | PlanningProcess, attributes: Mapping[str, object], properties: str
+    backend: ModuleType | PlanningProcess, attributes: Attributes, properties: str
 ) -> tuple[str, int]:
     """`backend.plan`, from the folder if the plan is there: engine and workspace in bytes.
 

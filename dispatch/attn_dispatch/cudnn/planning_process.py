@@ -7,11 +7,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
+from attn_dispatch.cudnn.call import Attributes
 from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent
 
 Answer: TypeAlias = Any
@@ -59,26 +60,24 @@ class PlanningProcess:
             self._path = self._path or path
         return version
 
-    def plan(self, attributes: Mapping[str, object], device_properties: str) -> tuple[str, int]:
+    def plan(self, attributes: Attributes, device_properties: str) -> tuple[str, int]:
         """`_cuda.plan`; a planner that crashes raises CudnnError."""
         engine, workspace_bytes = self._ask_loaded("plan", dict(attributes), device_properties)
         return engine, workspace_bytes
 
-    def plan_key(self, attributes: Mapping[str, object], device_properties: str) -> str:
+    def plan_key(self, attributes: Attributes, device_properties: str) -> str:
         return self._ask_loaded("plan_key", dict(attributes), device_properties)
 
-    def has_plan(self, attributes: Mapping[str, object], device_properties: str) -> bool:
+    def has_plan(self, attributes: Attributes, device_properties: str) -> bool:
         return self._ask_loaded("has_plan", dict(attributes), device_properties)
 
-    def export_plan(self, attributes: Mapping[str, object], device_properties: str) -> str:
+    def export_plan(self, attributes: Attributes, device_properties: str) -> str:
         return self._ask_loaded("export_plan", dict(attributes), device_properties)
 
-    def import_plan(
-        self, attributes: Mapping[str, object], device_properties: str, line: str
-    ) -> None:
+    def import_plan(self, attributes: Attributes, device_properties: str, line: str) -> None:
         self._ask_loaded("import_plan", dict(attributes), device_properties, line)
 
-    def engines(self, attributes: Mapping[str, object], device_properties: str) -> str:
+    def engines(self, attributes: Attributes, device_properties: str) -> str:
         return self._ask_loaded("engines", dict(attributes), device_properties)
 
     def cudnn_version(self) -> int:

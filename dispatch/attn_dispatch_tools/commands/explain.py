@@ -6,14 +6,16 @@ import argparse
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import Explanation
-from attn_dispatch.inspection import explain
+from attn_dispatch.inspection import Shaped, explain
 from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
 from attn_dispatch_tools.terminal import style
@@ -116,7 +118,7 @@ _MARKS = {
 
 
 def _explanations(args: argparse.Namespace) -> list[Explanation]:
-    def explained(**arguments: Any) -> Explanation:
+    def explained(**arguments: Unpack[CallArguments[Shaped]]) -> Explanation:
         return explain(**arguments | _flags(args, arguments), target=args.target)
 
     call = " ".join(args.call)
@@ -126,7 +128,7 @@ def _explanations(args: argparse.Namespace) -> list[Explanation]:
 
 
 def _query_and_key(
-    arguments: dict[str, Any],
+    arguments: CallArguments[Shaped],
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """The call's query and key, which is like query if the call does not have it."""
     query, key = arguments.get("query"), arguments.get("key")
@@ -138,14 +140,14 @@ def _query_and_key(
     return found[0], found[1]
 
 
-def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any]:
+def _flags(args: argparse.Namespace, arguments: CallArguments[Shaped]) -> CallArguments[Shaped]:
     """The arguments that options add to the call. Arrays take their sizes from query and key."""
     added = given(args, _FLAGS)
     query, key = _query_and_key(arguments)
     rows, heads = (-2, -3) if arguments.get("qkv_layout") == "BNTH" else (-3, -2)
     batch = query.shape[:-3]
 
-    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    def array(dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     if args.max_segments is not None:

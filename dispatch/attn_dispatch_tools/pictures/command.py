@@ -94,7 +94,7 @@ def _panel(args: argparse.Namespace) -> Panel:
     if not 0 < max(queries, keys) <= _MAX_LENGTH or min(queries, keys) < 1:
         expected = f"expected 1 to {_MAX_LENGTH} queries and keys"
         raise ValueError(f"--seq: {expected}, got {queries} and {keys}")
-    call = given(args, MASK_FLAGS)
+    call: dict[str, Any] = {**given(args, MASK_FLAGS)}
     if args.lengths:
         both = _two("--lengths", args.lengths)
         call["query_seq_lengths"], call["key_value_seq_lengths"] = np.array(both)[:, None]

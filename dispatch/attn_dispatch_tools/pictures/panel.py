@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,7 @@ class Picture:
         return "\n".join("".join(row) for row in np.where(self.mask, shown, "."))
 
 
-def shortened(number: Any) -> str:
+def shortened(number: SupportsFloat) -> str:
     """A number as pictures show it, with at most one decimal."""
     return f"{round(float(number), 1):g}"
 

@@ -22,7 +22,7 @@ _FEATURES: dict[str, dict[str, Any]] = {
     "soft_cap": {"soft_cap": 30.0},
     "alibi": {"alibi": 1},
     "full": {"is_causal": False},
-    "without_lse": {"inference_only": True},
+    "without_lse": {},
     "row_maximum": {"needs_max": True},
     "large_scores": {"magnitude": 6.0},
     "negative_scores": {"score_shift": -200.0},
@@ -61,7 +61,6 @@ def _case(name: str, number: int, **facts: Any) -> Case:
     facts["dtype"] = _DTYPES[number % 2]
     if facts.pop("some_queries", False):
         facts["q_lengths"] = (t, t, 0, max(t - 1, 0), 1)
-    facts.pop("inference_only", None)
     kv_lengths = facts.pop("kv_lengths", _lengths(s))
     return Case(f"cache/{name}", v=facts["h"], kv_lengths=kv_lengths, inference=True, **facts)
 

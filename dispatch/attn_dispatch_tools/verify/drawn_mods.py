@@ -8,11 +8,11 @@ derivatives are written out here, for the reference; implementations use JAX's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,27 @@ import numpy as np
 
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
+
+Value: TypeAlias = jax.Array
+"""Scores or indices of pairs. In the reference they are NumPy's arrays, for which the formulas are
+the same."""
+Numbers: TypeAlias = Value | np.ndarray
+Slope: TypeAlias = Value | float
+
+
+class Functions(Protocol):
+    """The functions that formulas use, of NumPy or of JAX."""
+
+    def tanh(self, x: Value, /) -> Value: ...
+    def sin(self, x: Value, /) -> Value: ...
+    def cos(self, x: Value, /) -> Value: ...
+    def square(self, x: Value, /) -> Value: ...
+    def exp(self, x: Value, /) -> Value: ...
+    def log1p(self, x: Value, /) -> Value: ...
+    def log(self, x: Value, /) -> Value: ...
+    def where(self, condition: Value, x: Slope, y: Slope, /) -> Value: ...
+    def maximum(self, x: Value, y: Slope, /) -> Value: ...
+    def sigmoid(self, x: Value, /) -> Value: ...
 
 
 class Step(NamedTuple):
@@ -37,20 +58,20 @@ class Step(NamedTuple):
 
 
 class _Given(NamedTuple):
-    x: Any
-    y: Any
+    x: Value
+    y: Value
     c: float
     w: int
-    r: Any
-    t: Any
-    s: Any
+    r: Value
+    t: Value
+    s: Value
 
 
 @dataclass(frozen=True)
 class _Formula:
-    value: Callable[[Any, _Given], Any]
+    value: Callable[[Functions, _Given], Value]
     """The value, from a library of functions (NumPy's or another) and the step's inputs."""
-    slopes: Callable[[Any, _Given], tuple[Any, Any, Any]]
+    slopes: Callable[[Functions, _Given], tuple[Slope, Slope, Slope]]
     """The derivatives by x, y and r."""
     reads: bool = False
     """Whether it reads an array."""
@@ -128,7 +149,7 @@ ALONE: dict[str, _Formula] = {
 """score_mods of one step, for which calls have an argument."""
 _ALL = FORMULAS | ALONE
 
-MASKS: dict[str, Callable[..., Any]] = {
+MASKS: dict[str, Callable[[Value, Value, Value, Value, int], Value]] = {
     "s <= t or s < x[b]": lambda n, t, s, x, w: (s <= t) | (s < x),
     "s < x[b] and t - s < w": lambda n, t, s, x, w: (s < x) & (t - s < w),
     "s < t and s < x[b]": lambda n, t, s, x, w: (s < t) & (s < x),
@@ -139,21 +160,28 @@ MASKS: dict[str, Callable[..., Any]] = {
 """Masks by n, t, s, an entry of an int32 array [batch rows or sequences], and a number."""
 
 
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, np.exp(np.minimum(x, 0)), 1) / (1 + np.exp(-abs(x)))
 
 
 _NUMPY = {name: getattr(np, name) for name in
           ("tanh", "sin", "cos", "square", "exp", "log1p", "log", "where", "maximum")}  # fmt: skip
-EXACT = SimpleNamespace(**_NUMPY, sigmoid=_sigmoid)
-FAST = SimpleNamespace(
-    **_NUMPY | {"tanh": lambda x: _rounded(np.tanh(x))}, sigmoid=lambda x: _rounded(_sigmoid(x))
+EXACT = cast("Functions", SimpleNamespace(**_NUMPY, sigmoid=_sigmoid))
+FAST = cast(
+    "Functions",
+    SimpleNamespace(
+        **_NUMPY | {"tanh": lambda x: _rounded(np.tanh(x))},
+        sigmoid=lambda x: _rounded(_sigmoid(x)),
+    ),
 )
 """Functions with the error of the hardware's tanh, 2^-11 (PTX ISA, tanh.approx.f32)."""
-_JAX = SimpleNamespace(**{name: getattr(jnp, name) for name in _NUMPY}, sigmoid=jax.nn.sigmoid)
+_JAX = cast(
+    "Functions",
+    SimpleNamespace(**{name: getattr(jnp, name) for name in _NUMPY}, sigmoid=jax.nn.sigmoid),
+)
 
 
-def _rounded(x: Any) -> Any:
+def _rounded(x: np.ndarray) -> np.ndarray:
     """x rounded to the eleven bits of float16, in whose range it is."""
     return np.asarray(x).astype(np.float16).astype(np.asarray(x).dtype)
 
@@ -162,12 +190,12 @@ def _rounded(x: Any) -> Any:
 class Places:
     """The indices of pairs of queries and keys, arrays that broadcast to [..., N, T, S]."""
 
-    copy: Any
+    copy: np.ndarray
     """The row of the arrays that a mod reads."""
-    b: Any
-    n: Any
-    t: Any
-    s: Any
+    b: np.ndarray
+    n: np.ndarray
+    t: np.ndarray
+    s: np.ndarray
 
     @staticmethod
     def together(rows: list[Places]) -> Places:
@@ -190,7 +218,7 @@ class Places:
         np.add.at(total, tuple(where[:2]), where[2])
         return total
 
-    def _copy_in(self, array: np.ndarray) -> Any:
+    def _copy_in(self, array: np.ndarray) -> np.ndarray:
         return self.copy if array.shape[0] > 1 else np.zeros_like(self.copy)
 
 
@@ -208,7 +236,7 @@ class DrawnScoreMod(ModProgram):
         may_attend: np.ndarray,
         places: Places,
         arrays: list[np.ndarray],
-        functions: Any = EXACT,
+        functions: Functions = EXACT,
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """The new scores [..., N, T, S], and their derivatives by the old scores and by the arrays;
         all are 0 where a pair may not attend."""
@@ -219,7 +247,7 @@ class DrawnScoreMod(ModProgram):
         return np.where(may_attend, score, 0), np.where(may_attend, slope, 0), by_read
 
     def _modified(
-        self, score: np.ndarray, places: Places, arrays: list[np.ndarray], functions: Any
+        self, score: np.ndarray, places: Places, arrays: list[np.ndarray], functions: Functions
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         values, given = [score], []
         read = {x: places.at(x, array) for x, array in zip(self.reads, arrays, strict=True)}
@@ -228,9 +256,9 @@ class DrawnScoreMod(ModProgram):
             values.append(np.asarray(_ALL[step.formula].value(functions, one), score.dtype))
             given.append(one)
         score_share, last_share = _shares(self.steps)
-        slopes: list[Any] = [score_share, *(0.0 for _ in self.steps)]
+        slopes: list[Slope] = [score_share, *(0.0 for _ in self.steps)]
         slopes[-1] = slopes[-1] + last_share
-        by_read: dict[str, Any] = dict.fromkeys(self.reads, 0.0)
+        by_read: dict[str, Slope] = dict.fromkeys(self.reads, 0.0)
         for i in reversed(range(len(self.steps))):
             step, slope = self.steps[i], slopes[i + 1]
             x_slope, y_slope, read_slope = _ALL[step.formula].slopes(functions, given[i])
@@ -239,11 +267,11 @@ class DrawnScoreMod(ModProgram):
             if _ALL[step.formula].reads:
                 by_read[step.read] = by_read[step.read] + slope * read_slope
 
-        def like_score(x: Any) -> np.ndarray:
+        def like_score(x: Slope) -> np.ndarray:
             return np.broadcast_to(np.asarray(x, score.dtype), score.shape)
 
-        by_read = {x: like_score(y) for x, y in by_read.items()}
-        return score_share * score + last_share * values[-1], like_score(slopes[0]), by_read
+        shares = {x: like_score(y) for x, y in by_read.items()}
+        return score_share * score + last_share * values[-1], like_score(slopes[0]), shares
 
 
 @dataclass(frozen=True)
@@ -255,8 +283,9 @@ class DrawnMaskMod(ModProgram):
 
     def may_attend(self, places: Places, arrays: list[np.ndarray]) -> np.ndarray:
         """The pairs that this mask allows."""
-        x = places.at("b", arrays[0])
-        return MASKS[self.formula](places.n, places.t, places.s, x, self.w)
+        indices = (places.n, places.t, places.s, places.at("b", arrays[0]))
+        n, t, s, x = (cast("Value", index) for index in indices)
+        return np.asarray(MASKS[self.formula](n, t, s, x, self.w))
 
 
 def is_alone(steps: tuple[Step, ...]) -> bool:
@@ -286,7 +315,7 @@ def score_mod(steps: tuple[Step, ...], lengths: tuple[int, ...], dtype: str) -> 
     """
     reads = reads_of(steps)
 
-    def function(score: Any, b: Any, n: Any, t: Any, s: Any, *arrays: Any) -> Any:
+    def function(score: Value, b: Value, n: Value, t: Value, s: Value, *arrays: Value) -> Value:
         at = {"b": b, "n": n, "t": t, "s": s}
         read = {x: array[at[x]] for x, array in zip(reads, arrays, strict=True)}
         values = [score]
@@ -304,12 +333,20 @@ def score_mod(steps: tuple[Step, ...], lengths: tuple[int, ...], dtype: str) -> 
 def mask_mod(formula: str, w: int, length: int) -> DrawnMaskMod:
     """The program of this formula, whose array has this length."""
 
-    def function(b: Any, n: Any, t: Any, s: Any, x: Any) -> Any:
+    def function(b: Value, n: Value, t: Value, s: Value, x: Value) -> Value:
         return MASKS[formula](n, t, s, x[b], w)
 
     made = trace("mask_mod", function, [np.zeros(length, np.int32)], "float32").program
     return DrawnMaskMod(made.text, made.arrays, made.jaxpr, made.body, formula, w)
 
 
-def _given(step: Step, values: list[Any], t: Any, s: Any, read: Mapping[str, Any]) -> _Given:
-    return _Given(values[step.x], values[step.y], step.c, step.w, read.get(step.read), t, s)
+def _given(
+    step: Step, values: Sequence[Numbers], t: Numbers, s: Numbers, read: Mapping[str, Numbers]
+) -> _Given:
+    """A step's inputs; r is None for a formula that reads no array."""
+
+    def value(x: Numbers | None) -> Value:
+        return cast("Value", x)
+
+    x, y, r = values[step.x], values[step.y], read.get(step.read)
+    return _Given(value(x), value(y), step.c, step.w, value(r), value(t), value(s))

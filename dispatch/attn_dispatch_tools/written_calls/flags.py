@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import cast
+
+from attn_dispatch.call.keywords import CallArguments
+from attn_dispatch.inspection import Shaped
 
 
-def add_mask_flags(group: Any) -> None:
+def add_mask_flags(group: argparse._ArgumentGroup) -> None:
     """Add the options for causality, its alignment and a window."""
     group.add_argument("--causal", action="store_true", dest="is_causal", help="is_causal=True")
     group.add_argument(
@@ -19,11 +22,12 @@ def add_mask_flags(group: Any) -> None:
     )  # fmt: skip
 
 
-def given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+def given(args: argparse.Namespace, names: tuple[str, ...]) -> CallArguments[Shaped]:
     """The arguments of a call, by name, for the options among `names` that were given."""
     found = {name: getattr(args, name) for name in names}
     # Compare by identity, because 0 is a valid value and equals False.
-    return {name: x for name, x in found.items() if x is not None and x is not False}
+    found = {name: x for name, x in found.items() if x is not None and x is not False}
+    return cast("CallArguments[Shaped]", found)
 
 
 MASK_FLAGS = ("is_causal", "causal_alignment", "local_window_size")

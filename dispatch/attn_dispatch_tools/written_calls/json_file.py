@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import jax
 
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
+from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.files import reading
-from attn_dispatch.inspection import specs_of
+from attn_dispatch.inspection import Shaped, specs_of
 from attn_dispatch_tools.written_calls.notation import array
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
     ]
 
 
-def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any], T]]:
+def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, object], T]]:
     """Each call of the file, with the result of `function` for its arguments.
 
     Raises:
@@ -71,7 +72,7 @@ def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any]
     return found
 
 
-def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(call: dict[str, object]) -> CallArguments[Shaped]:
     """The arguments of one call, with a `jax.ShapeDtypeStruct` for each array.
 
     Raises:
@@ -87,10 +88,11 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
                 f"{name}: expected an array as 'bfloat16[2,128,8,64]', or the name of another "
                 f"argument that is one, got {value!r}"
             )
-    return arguments
+    # The public call checks the values.
+    return cast("CallArguments[Shaped]", arguments)
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> object:
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, str) and (found := array(value)) is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attn_dispatch.call.foreign_names import NAMES
+from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.files import reading
+from attn_dispatch.inspection import Shaped
 
 _SHORT_ARGUMENTS = {"q": "query", "k": "key", "v": "value"}
 _SHORT_DTYPES = {
@@ -52,7 +55,7 @@ def array(text: str) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _dtype(name: str) -> Any:
+def _dtype(name: str) -> np.dtype:
     expected = f"expected a dtype like bf16 or bfloat16, got {name!r}"
     try:
         dtype = jnp.dtype(_SHORT_DTYPES.get(name, name))
@@ -63,7 +66,7 @@ def _dtype(name: str) -> Any:
     return dtype
 
 
-def arguments(text: str) -> dict[str, Any]:
+def arguments(text: str) -> CallArguments[Shaped]:
     """The arguments of a call, by name: arrays as structs, other values as JSON has them.
 
     q, k and v are short for query, key and value. An argument whose value is the name of another
@@ -77,7 +80,7 @@ def arguments(text: str) -> dict[str, Any]:
     if not names or text[: names[0].start()].strip():
         raise ValueError(f"call: {EXPECTED}, got {text!r}")
     ends = [x.start() for x in names[1:]] + [len(text)]
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for found, end in zip(names, ends, strict=True):
         name = _SHORT_ARGUMENTS.get(found[1], found[1])
         if name in given:
@@ -93,7 +96,8 @@ def arguments(text: str) -> dict[str, Any]:
     if "key_pages" not in given:
         given.setdefault("key", given["query"])
         given.setdefault("value", given["key"])
-    return given
+    # The public call checks the values.
+    return cast("CallArguments[Shaped]", given)
 
 
 class _Same:
@@ -103,7 +107,7 @@ class _Same:
         self.name = _SHORT_ARGUMENTS.get(name, name)
 
 
-def _value(name: str, text: str) -> Any:
+def _value(name: str, text: str) -> object:
     try:
         if (found := array(text)) is not None:
             return found

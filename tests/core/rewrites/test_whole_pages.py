@@ -27,6 +27,7 @@ from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case
 from tests.support.backend import needs_cudnn
 from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.present import present
 from tests.support.rewritten_calls import rewrite_results
 
 NAMED = {case.name: case for case in CACHE}
@@ -201,10 +202,9 @@ def test_pages_behind_a_window_may_be_missing(compute, t):
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     spec = inspection.spec_of(**given, local_window_size=(window, 0))
     operands = arrays | {x: arrays[x][None] for x in names[1:]}
-    assert WHOLE_PAGES.applied(spec) is not None
-    found = WHOLE_PAGES.compute(
-        spec, WHOLE_PAGES.inner(spec), operands, Calls(compute, by_xla, compute)
-    )["out"]
+    inner = present(WHOLE_PAGES.applied(spec))
+    calls = Calls(partial(compute, inner), by_xla, compute)
+    found = WHOLE_PAGES.compute(spec, inner, operands, calls)["out"]
     assert np.isnan(np.asarray(found[3], np.float32)).all()
     expected = by_xla(spec, operands | {"page_table": jnp.asarray(whole)})["out"]
     close = partial(np.testing.assert_allclose, atol=0.005, rtol=0.01)

@@ -63,7 +63,7 @@ def test_the_notation_gives_arguments(text: str, expected: dict):
 
 
 def test_constants_may_be_written_as_in_python():
-    found = notation.arguments("q=f32[8,1,4] is_causal=True return_lse=False mask=None")
+    found = dict(notation.arguments("q=f32[8,1,4] is_causal=True return_lse=False mask=None"))
     assert found["is_causal"] is True and found["return_lse"] is False and found["mask"] is None
 
 
@@ -79,7 +79,9 @@ def test_dropout_adds_a_key_to_the_call(output_of):
 
 
 def test_an_array_named_twice_is_one_array():
-    found = notation.arguments("q=bf16[64,2,64] cu_seqlens_q=i32[3] cu_seqlens_kv=cu_seqlens_q")
+    found = dict(
+        notation.arguments("q=bf16[64,2,64] cu_seqlens_q=i32[3] cu_seqlens_kv=cu_seqlens_q")
+    )
     assert found["cu_seqlens_q"] is found["cu_seqlens_kv"]
     assert found["query"] is found["key"] is found["value"]
 

@@ -71,7 +71,10 @@ class Chain:
             results = chain.compute(for_(chain.first, operands), kernel, xla)
             return dict(zip(spec.result_names, results, strict=True))
 
-        calls = Calls(lambda _, x: self._step(i + 1, dict(x), kernel, xla), xla, beside)
+        def inner_call(operands: Mapping[str, jax.Array]) -> NamedArrays:
+            return self._step(i + 1, dict(operands), kernel, xla)
+
+        calls = Calls(inner_call, xla, beside)
         results = rewrite.compute(spec, self.after(i + 1), operands, calls)
         return {name: results[name] for name in spec.result_names}
 

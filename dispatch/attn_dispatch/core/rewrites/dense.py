@@ -55,7 +55,7 @@ def _compute_slopes(
     slopes = operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
     bias = operands["bias"].astype(jnp.float32) if spec.has("bias") else 0
     bias = jnp.broadcast_to(bias - slopes * distance, inner.shape("bias"))
-    results = calls.kernel(inner, for_(inner, operands | {"bias": bias}))
+    results = calls.kernel(for_(inner, operands | {"bias": bias}))
     if "bias" not in results:
         return results
     grad = results["bias"].astype(jnp.float32)
@@ -95,7 +95,7 @@ def _compute_band(
     given = operands | {"mask": _mask(spec, operands, band, inner.shape("mask"))}
     if spec.is_backward and spec.has("window"):
         given |= _without_wrong_rows(spec, operands)
-    results = calls.kernel(inner, for_(inner, given))
+    results = calls.kernel(for_(inner, given))
     return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 
 
@@ -152,7 +152,7 @@ def _compute_sequences(
         return _compute_slopes(spec, _slopes_as_bias(spec), operands, outer)
     mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
     cleared, bad = _without_nan(spec, operands)
-    results = dict(calls.kernel(inner, for_(inner, operands | cleared | {"mask": mask})))
+    results = dict(calls.kernel(for_(inner, operands | cleared | {"mask": mask})))
     attended = mask & (operands["bias"] > -jnp.inf) if spec.has("bias") else mask
     pairs = attended.any(axis=1)  # [B, T, S]
     of_queries = bad["query"] | (pairs & bad["key"][:, None, :]).any(axis=2)
@@ -198,7 +198,7 @@ def _compute_mask(
 ) -> NamedArrays:
     bias = operands["bias"] if spec.has("bias") else jnp.zeros((), inner.dtype_of("bias"))
     bias = jnp.where(operands["mask"], bias, -jnp.inf)
-    results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
+    results = dict(calls.kernel(for_(inner, operands | {"bias": bias})))
     if "bias" in spec.wanted.gradients:
         grad = sum_like(results["bias"], spec.shape("bias"))
         results["bias"] = grad.astype(spec.dtype_of("bias"))

@@ -41,7 +41,7 @@ def _compute(
     }
 
     def of_one_key(part: NamedArrays) -> NamedArrays:
-        return dict(calls.kernel(inner, part | shared))
+        return dict(calls.kernel(part | shared))
 
     results = mapped(of_one_key, parts)
     return {

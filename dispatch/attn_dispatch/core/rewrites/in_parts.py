@@ -8,7 +8,7 @@ float32, and each part's gradient is added at once and not kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import cast
 
@@ -23,7 +23,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     Axis,
     Calls,
-    Compute,
+    KernelCompute,
     NamedArrays,
     Parts,
     Rewrite,
@@ -103,9 +103,9 @@ class _InParts(Parts):
         }
 
         def after(
-            state: NamedArrays, first: Index, part: AttentionSpec, compute: Compute
+            state: NamedArrays, first: Index, part: AttentionSpec, compute: KernelCompute
         ) -> NamedArrays:
-            found = compute(part, self._operands(spec, operands, first, part))
+            found = compute(self._operands(spec, operands, first, part))
             return {
                 name: self._with(spec, name, x, found[name].astype(x.dtype), first, part)
                 for name, x in state.items()
@@ -117,7 +117,7 @@ class _InParts(Parts):
         whole = length_of(spec, self.axis) // self.size
         state, _ = lax.scan(next_part, start, jnp.arange(whole, dtype=jnp.int32))
         if rest is not None:
-            state = after(state, whole * self.size, rest, calls.beside)
+            state = after(state, whole * self.size, rest, partial(calls.beside, rest))
         return {name: x.astype(results[name].dtype) for name, x in state.items()}
 
     def _part(self, spec: AttentionSpec, size: int) -> AttentionSpec:

@@ -46,7 +46,7 @@ def _compute(
     read = mods.arrays_of("mask_mod", program, operands)
     lengths = mods.xla_array(xla_array_of(end, program), indices, read)[:, 0, 0, 0]
     lengths = jnp.broadcast_to(jnp.clip(lengths, 0, spec.seq_len_kv), (spec.batch,))
-    return calls.kernel(inner, for_(inner, operands | {"key_value_seq_lengths": lengths}))
+    return calls.kernel(for_(inner, operands | {"key_value_seq_lengths": lengths}))
 
 
 def _is_within_band(spec: AttentionSpec, found: KeyRange) -> bool:

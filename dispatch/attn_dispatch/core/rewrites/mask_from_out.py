@@ -49,7 +49,7 @@ def _compute(
         is_there = column[:, None] == jnp.arange(columns)[None, :]
         value = jnp.where(is_there, power[:, None], 0)[None, :, None, :]
         value = jnp.broadcast_to(value, (spec.batch, s, k, columns))
-        results = calls.kernel(inner, known | {"value": value.astype(spec.dtype)})
+        results = calls.kernel(known | {"value": value.astype(spec.dtype)})
         weight = jnp.exp(results["lse"]).swapaxes(1, 2)[..., None]
         total = results["out"].astype(weight.dtype) * weight * (1 - spec.meaning.dropout_rate)
         number = jnp.round(total * 2 ** (_BITS - 1)).astype(jnp.int32)
@@ -60,7 +60,7 @@ def _compute(
     # A loop keeps the program short.
     parts = mapped(read, jnp.asarray(firsts, jnp.int32)) if len(firsts) > 1 else read(0)[None]
     keep = jnp.moveaxis(parts, 0, 3).reshape(*parts.shape[1:4], -1)[..., :s]
-    return dict(calls.kernel(inner, operands)) | {"keep": keep.swapaxes(1, 2)}
+    return dict(calls.kernel(operands)) | {"keep": keep.swapaxes(1, 2)}
 
 
 def _with_equal_scores(operands: NamedArrays) -> NamedArrays:

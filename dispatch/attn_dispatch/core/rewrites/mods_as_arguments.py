@@ -36,7 +36,7 @@ def _capped(spec: AttentionSpec) -> AttentionSpec:
 def _compute_capped(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
-    return calls.kernel(inner, for_(inner, operands))
+    return calls.kernel(for_(inner, operands))
 
 
 SCORE_MOD_AS_CAP = Rewrite(
@@ -88,7 +88,7 @@ def _compute_with_slopes(
         return jnp.broadcast_to(of_heads, shape).astype(jnp.float32)
 
     made, pull = vjp(slopes, moving)
-    results = dict(calls.kernel(inner, for_(inner, operands | {"alibi_slopes": made})))
+    results = dict(calls.kernel(for_(inner, operands | {"alibi_slopes": made})))
     if "alibi_slopes" in results:
         results |= pull(results.pop("alibi_slopes"))[0]
     return results

@@ -58,7 +58,7 @@ def _compute_with_mask(
     if spec.has("mask"):
         mask = mask & operands["mask"]
     mask = jnp.broadcast_to(mask, inner.shape("mask"))
-    return calls.kernel(inner, for_(inner, operands | {"mask": mask}))
+    return calls.kernel(for_(inner, operands | {"mask": mask}))
 
 
 MASK_MOD_AS_MASK = Rewrite(
@@ -142,7 +142,7 @@ def _compute_with_bias(
     sum_, pull = vjp(added, moving)
     bias = sum_ + operands["bias"].astype(sum_.dtype) if spec.has("bias") else sum_
     bias = bias.astype(inner.dtype_of("bias"))
-    results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
+    results = dict(calls.kernel(for_(inner, operands | {"bias": bias})))
     if "bias" not in results:
         return results
     grad = results.pop("bias").astype(jnp.float32)

@@ -33,7 +33,7 @@ def _compute(
 
     def by_kernel(operands: NamedArrays) -> NamedArrays:
         narrow = operands["bias"].astype(spec.dtype)
-        results = dict(calls.kernel(inner, operands | {"bias": narrow}))
+        results = dict(calls.kernel(operands | {"bias": narrow}))
         if "bias" in results:
             results["bias"] = results["bias"].astype(bias.dtype)
         return {name: results[name] for name in spec.result_names}

@@ -98,7 +98,7 @@ def _compute(
             by_row = _part(x.swapaxes(1, 2), first_query, rows, filler)
             given[name] = by_row.swapaxes(1, 2)
     given |= dict.fromkeys(LENGTHS, jnp.minimum(keys, rows))
-    results = dict(calls.kernel(inner, for_(inner, given)))
+    results = dict(calls.kernel(for_(inner, given)))
     for name, x in results.items():
         if name == "query":
             results[name] = _part(x, -first_query, spec.seq_len_q)

@@ -87,7 +87,7 @@ def _compute(
         "key_value_seq_lengths": ranges.lengths_kv.reshape(-1),
     }
     given |= _padded(spec, operands, queries, keys)
-    results = dict(calls.kernel(inner, for_(inner, given)))
+    results = dict(calls.kernel(for_(inner, given)))
     results |= _packed(spec, results, queries, keys)
     return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 

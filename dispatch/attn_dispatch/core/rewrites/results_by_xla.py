@@ -39,7 +39,7 @@ def _gradient_by_xla(operand: str, *, needed_for: str = "") -> Rewrite:
         spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
     ) -> NamedArrays:
         own = _wanting(spec, operand)
-        return calls.kernel(inner, operands) | calls.xla(own, operands)
+        return calls.kernel(operands) | calls.xla(own, operands)
 
     return Rewrite(
         f"the gradient of {operand}: by XLA, beside the kernel",
@@ -72,7 +72,7 @@ def _read_gradients(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
     own = _wanting(spec, *gradients_without(spec, *inner.wanted.gradients))
-    return calls.kernel(inner, operands) | calls.xla(own, operands)
+    return calls.kernel(operands) | calls.xla(own, operands)
 
 
 READ_GRADIENTS_BY_XLA = Rewrite(
@@ -97,7 +97,7 @@ def _maximum(
         wanted=replace(spec.wanted, needs_keep=False),
     )
     row_max = calls.xla(own, for_(own, operands))["row_max"]
-    return calls.kernel(inner, operands) | {"row_max": row_max}
+    return calls.kernel(operands) | {"row_max": row_max}
 
 
 MAXIMUM_BY_XLA = Rewrite(

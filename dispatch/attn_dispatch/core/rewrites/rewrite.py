@@ -25,6 +25,9 @@ Axis = Literal["batch", "heads"]
 Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], NamedArrays]
 """A function that computes a call: from its spec and its operands to its results by name."""
 
+KernelCompute = Callable[[Mapping[str, jax.Array]], NamedArrays]
+"""The same for one call: from its operands."""
+
 MAX_PAIR_ENTRIES = 2**27
 """The most elements of an array over pairs of queries and keys that a rewrite may make."""
 
@@ -51,7 +54,7 @@ class Parts:
 class Calls:
     """The functions that a rewrite's `compute` may use."""
 
-    kernel: Compute
+    kernel: KernelCompute
     """Computes the inner call with the implementation that the call is rewritten for."""
     xla: Compute
     """Computes any call with XLA."""
@@ -154,12 +157,21 @@ class Rewrite:
 
     def applied(self, spec: AttentionSpec) -> AttentionSpec | None:
         """The inner call; None if the rewrite does not apply to the call."""
+        found = self.inner_calls(spec)
+        return found[0] if found else None
+
+    def inner_calls(self, spec: AttentionSpec) -> tuple[AttentionSpec, ...]:
+        """The inner call, then the inner call of the rewrite that this one `enables`, if any.
+
+        Empty if the rewrite does not apply to the call.
+        """
         if not self._applies(spec) or not all(map(is_affordable, self.pairs(spec))):
-            return None
+            return ()
         inner = self.inner(spec)
-        if self.enables is not None and self.enables.applied(inner) is None:
-            return None
-        return inner
+        if self.enables is None:
+            return (inner,)
+        enabled = self.enables.inner_calls(inner)
+        return (inner, *enabled) if enabled else ()
 
     def too_large(self, spec: AttentionSpec) -> Shape | None:
         """The first shape of `pairs` that is too large, if nothing else keeps the rewrite from

@@ -53,7 +53,7 @@ def _compute(
     shift = operands["bias"][..., 0].astype(jnp.float32)  # [1|B, 1|N, 1|T]
     if spec.is_backward:
         return _backward(spec, inner, operands, shift, calls)
-    results = dict(calls.kernel(inner, for_(inner, operands)))
+    results = dict(calls.kernel(for_(inner, operands)))
     is_padding = (shift == -jnp.inf) | (results["lse"] == -jnp.inf)
     # A bias of NaN or +inf makes out NaN, too. In rows that attend nothing, 0 replaces it below.
     no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
@@ -78,7 +78,7 @@ def _backward(
     given["out_grad"] = _cleared(is_padding, given["out_grad"])
     if spec.has("lse_grad"):
         given["lse_grad"] = jnp.where(is_padding, 0, given["lse_grad"])
-    results = dict(calls.kernel(inner, given))
+    results = dict(calls.kernel(given))
     if "sinks" in spec.wanted.gradients:
         results["sinks"] = sinks_grad(spec, operands)
     if "bias" in spec.wanted.gradients:

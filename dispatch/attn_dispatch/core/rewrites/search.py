@@ -134,12 +134,12 @@ class _Search:
                 continue
             if rewrite.enables is not None and not self.reasons:
                 continue
-            inner = rewrite.applied(self.spec)
-            if inner is None:
+            if not (found := rewrite.inner_calls(self.spec)):
                 continue
+            inner, *enabled = found
             left = brought = self._against(rewrite, self.spec, inner)
-            if rewrite.enables is not None:
-                brought = self.terms.reasons_against(rewrite.enables.inner(inner))
+            if enabled:
+                brought = self.terms.reasons_against(enabled[-1])
             if set(brought) <= set(self.reasons):
                 self._take([(rewrite, self.spec)], inner, left)
 

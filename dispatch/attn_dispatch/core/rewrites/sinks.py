@@ -39,7 +39,7 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
 def _compute(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
-    results = calls.kernel(inner, for_(inner, operands))
+    results = calls.kernel(for_(inner, operands))
     if not spec.is_backward:
         return with_sinks(results, operands["sinks"])
     if "sinks" in spec.wanted.gradients:

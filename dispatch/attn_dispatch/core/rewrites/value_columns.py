@@ -19,7 +19,7 @@ _MULTIPLE = 8
 """Head dims are multiples of this. The gradient of lse needs at most this many columns."""
 
 
-def _value_columns(most: int) -> Rewrite:
+def _value_columns(most: int, *, needed_for: str) -> Rewrite:
     """The rewrite into calls with at most `most` columns of value each."""
 
     def inner(spec: AttentionSpec) -> AttentionSpec:
@@ -34,7 +34,7 @@ def _value_columns(most: int) -> Rewrite:
         inner,
         _compute,
         when=lambda spec: _columns(spec, most) < spec.head_dim_v,
-        needed_for="rewrites/value_of_320",
+        needed_for=needed_for,
     )
 
 
@@ -47,7 +47,7 @@ def _compute(
         for name in _COLUMNS:
             if name in given:
                 given[name] = pad_last(operands[name][..., first : first + size], size)
-        parts.append(calls.kernel(inner, dict(given)))
+        parts.append(calls.kernel(dict(given)))
         if spec.has("lse_grad"):
             given["lse_grad"] = jnp.zeros_like(given["lse_grad"])
     results = dict(parts[0])
@@ -71,4 +71,5 @@ def _columns(spec: AttentionSpec, most: int) -> int:
     return round_up(-(-spec.head_dim_v // calls), _MULTIPLE)
 
 
-VALUES_OF_256, VALUES_OF_128 = _value_columns(256), _value_columns(128)
+VALUES_OF_256 = _value_columns(256, needed_for="rewrites/differential_lse_grad")
+VALUES_OF_128 = _value_columns(128, needed_for="rewrites/differential")

@@ -80,7 +80,7 @@ def _compute(
     given["key_value_seq_lengths"] = seen_by_all
     if spec.has("query_seq_lengths"):
         given["query_seq_lengths"] = jnp.minimum(queries, 1)
-    results = calls.kernel(inner, for_(inner, given))
+    results = calls.kernel(for_(inner, given))
     out = _from_heads(spec, results["out"][:, 0])
     lse = _from_heads(spec, results["lse"][..., 0])
     t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]

@@ -10,7 +10,7 @@ from attn_dispatch.semantics.pages import gathered, gathered_spec
 def _compute(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
-    return calls.kernel(inner, gathered(spec, operands))
+    return calls.kernel(gathered(spec, operands))
 
 
 PAGES_GATHERED = Rewrite(

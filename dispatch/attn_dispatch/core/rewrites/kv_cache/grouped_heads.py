@@ -87,7 +87,7 @@ def _compute(
     if spec.has("query_seq_lengths"):
         queries = group * operands["query_seq_lengths"]
         given["query_seq_lengths"] = jnp.repeat(queries, parts, axis=0)
-    results = calls.kernel(inner, for_(inner, given))
+    results = calls.kernel(for_(inner, given))
     out = results["out"].reshape(b, parts, t * group, k, -1)
     lse = jnp.swapaxes(results["lse"], 1, 2).reshape(b, parts, t * group, k)
     # The kernel's results for a part without keys are unspecified.

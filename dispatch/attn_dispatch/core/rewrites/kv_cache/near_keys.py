@@ -72,7 +72,7 @@ def _compute(
     places = first[:, None] + jnp.arange(inner.seq_len_kv, dtype=jnp.int32)[None]
     key, value = keys_at(spec, operands, places)
     near = {"key": key, "value": value, "key_value_seq_lengths": keys - first}
-    results = calls.kernel(inner, for_(inner, {**operands, **near}))
+    results = calls.kernel(for_(inner, {**operands, **near}))
     return nan_where_invalid(spec, operands, results)
 
 

@@ -32,7 +32,7 @@ def _compute(
     blocks = _blocks(spec)
     table = {"page_table": blocks.table(spec, operands)}
     given = {**operands, **blocks.pools(spec, operands), **table}
-    results = calls.kernel(inner, for_(inner, given))
+    results = calls.kernel(for_(inner, given))
     # The inner call's table has only valid pages. Invalid ones show in the table of this call.
     return nan_where_invalid(spec, operands, results)
 

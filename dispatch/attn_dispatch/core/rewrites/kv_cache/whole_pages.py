@@ -110,7 +110,7 @@ def _compute(
         if _begin_anywhere(spec):
             bias = _bias_at(bias, ends.begin[:, None] + jnp.arange(length, dtype=jnp.int32))
         given["bias"] = pad_last(bias[..., :length], length)
-    results = calls.kernel(inner, for_(inner, given))
+    results = calls.kernel(for_(inner, given))
     t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
     # The kernel's results for a row without keys are unspecified.
     is_real = (count > 0) & (t < ends.queries[:, None])
