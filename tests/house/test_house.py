@@ -226,7 +226,7 @@ _ANY = {
     "public_call.py": "the results of a public call, an array or a tuple of arrays",
     "core/jax_compat.py": "MLIR's values",
     "cudnn/planning_process.py": "a type of JAX's that JAX does not export",
-    "devices/extra.py": "the module of another package",
+    "devices/from_packages.py": "the module of another package",
     "fa4/kernels.py": "objects of a package without types",
     "files/reading.py": "a JSON value",
     "integrations/equinox.py": "the arguments of Equinox's layer",

@@ -14,7 +14,7 @@ from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.nearest import reasons_to_read
-from attn_dispatch.core.rewrites import Chain, Rewrite, in_parts, preferred, rewritten
+from attn_dispatch.core.rewrites import Chain, Rewrite, Terms, divided, preferred, rewritten
 from attn_dispatch.core.rewrites.in_parts import in_parts_of
 from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Axis, is_affordable
 from attn_dispatch.devices.device import Device
@@ -119,16 +119,16 @@ def _one_direction(
     chain = Chain((), spec, reasons)
     has_cause = reasons or preferred_rewrites or spec.meaning.dropout_rate or current.first_rewrite
     if current.rewrites and has_cause:
-        chain = rewritten(
-            spec,
+        terms = Terms(
             against,
             preferred=preferred_rewrites,
-            parts=parts,
+            choose_parts=parts,
             may_fall_back=current.fallback != "error" and _may_use_xla(spec),
             first=current.first_rewrite,
         )
+        chain = rewritten(spec, terms)
     elif current.rewrites:
-        chain = in_parts(chain, parts([chain]))
+        chain = divided(chain, parts([chain]))
     if chain.reasons:
         # Where the implementation runs no call at all, no form is nearer than another.
         is_near = current.rewrites and not implementation.unusable_reason(device)

@@ -148,8 +148,8 @@ def _compute_sequences(
         def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
             return _compute_sequences(spec, inner, dict(operands), calls)
 
-        outer = replace(calls, kernel=kernel)
-        return _compute_slopes(spec, _slopes_as_bias(spec), operands, outer)
+        then_sequences = replace(calls, kernel=kernel)
+        return _compute_slopes(spec, _slopes_as_bias(spec), operands, then_sequences)
     mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
     cleared, bad = _without_nan(spec, operands)
     results = dict(calls.kernel(inner, for_(inner, operands | cleared | {"mask": mask})))
