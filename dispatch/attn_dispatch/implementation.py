@@ -1,4 +1,4 @@
-"""For packages that bring an implementation of their own: docs/implementations.md.
+"""What a package imports to bring an implementation; see docs/implementations.md.
 
 Attributes:
   FEATURES: what a call may have beyond plain attention, by the names that an implementation's own

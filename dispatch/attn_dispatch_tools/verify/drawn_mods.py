@@ -53,7 +53,7 @@ class _Formula:
     slopes: Callable[[Any, _Given], tuple[Any, Any, Any]]
     """The derivatives by x, y and r."""
     reads: bool = False
-    """Whether it reads an array."""
+    """Whether the formula reads an array, as r."""
 
 
 FORMULAS: dict[str, _Formula] = {

@@ -247,9 +247,9 @@ def _without_wrong_rows(spec: AttentionSpec, operands: NamedArrays) -> NamedArra
 
 
 def _without_nan(spec: AttentionSpec, operands: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
-    """The operands with 0 in padding rows and in rows that are not finite; and the latter rows.
+    """The operands with 0 in padding rows and in bad rows, and which rows are bad.
 
-    Those are bool [B, T] under "query" and bool [B, S] under "key".
+    A row is bad if it holds NaN or an infinity: bool [B, T] as "query" and [B, S] as "key".
     """
     positions = Positions.of(spec, operands)
     assert positions.query_ids is not None and positions.key_ids is not None
