@@ -99,7 +99,7 @@ def test_draws_cover_every_kind():
 
 
 BROKEN: dict[str, Any] = {
-    "_NO_WEIGHT": 0.0,
+    "NO_WEIGHT": 0.0,
     "_rows": lambda spec, left: min(spec.seq_len_q + left - 1, spec.seq_len_kv),
     "row_lengths": lambda spec, operands, side: jnp.full(
         (spec.batch,), spec.seq_len_q if side == "query" else spec.seq_len_kv, jnp.int32
