@@ -5,8 +5,8 @@
 # make check     lint, types and the quick tests: some three minutes, for every change
 # make test      the whole test suite; builds the CUDA library, which can plan without a GPU
 # make test-older      tests/integrations with older frameworks and the oldest JAX
-# make soak      20,000 drawn calls and every named one on XLA, every plan, and 20,000 hostile inputs of
-#                each kind: takes a night
+# make soak      20,000 drawn calls and every named one on XLA, every plan, the program of every named call,
+#                all of docs/models.md, and 20,000 hostile inputs of each kind: takes a night
 # make sanitize  builds the C++ with ASan + UBSan and with TSan, and tests it; writes tests/results/sanitize.md
 # make sanitize-quick  a small part of that, in minutes
 # make docs      the docs as a site, in build/site; a warning is an error
@@ -100,6 +100,8 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-
 	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
 	  $(BIN)/python -m pytest -n auto tests/xla/test_draws.py tests/xla/test_conformance.py
 	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/cudnn/test_planning.py
+	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
+	  $(BIN)/python -m pytest -n auto tests/core/test_lowered_digests.py tests/docs/test_models.py
 	$(VENDORS) ATTN_DISPATCH_TEST_FUZZ=20000 $(BIN)/python -m pytest -n auto tests/fuzz
 
 SANITIZE := ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter $(BIN)/python -m tests.scripts.sanitize

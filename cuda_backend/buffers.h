@@ -16,13 +16,15 @@ struct Buffer {
   int64_t bytes;
 };
 
+// clang-format off
 // Flags of rows, operands and results, in this order. Those in brackets are there only if the spec
 // asks for them:
 //
-//   [flags_q] uint8 [rows], backward [flags_q, flags_kv]: for clear_rows.h, not part of the graph;
-//   one flag per row, or per row and head where heads are first forward   query, key, value,
-//   OPTIONS -> out, [lse], [row_max, row_sum], [keep] backward  query, key, value, out, lse,
-//   out_grad, OPTIONS -> dq, dk, dv, [dbias]
+//   forward   [flags_q], query, key, value, OPTIONS -> out, [lse], [row_max, row_sum], [keep]
+//   backward  [flags_q, flags_kv], query, key, value, out, lse, out_grad, OPTIONS -> dq, dk, dv, [dbias]
+//
+//   flags     uint8 [rows]: one for each row, or for each row and head where heads are first.
+//             They are for clear_rows.h, and not part of the graph.
 //
 //   OPTIONS   [lengths_q, lengths_kv]        int32 [batch]
 //             [offsets of query, key, value, out, [lse]]   int32 [batch + 1], in elements
@@ -31,6 +33,7 @@ struct Buffer {
 //             [o0, o1, …]  float32 or int32, as node_arrays says
 //             [sinks]      float32 [num_heads]
 //             [seed, seed_offset]            int64 [1] each
+// clang-format on
 //
 // Arrays are dense: BTNH / BSKH, or packed [rows, heads, dim], where sequence b begins at offset b.
 // Key and value in pages are [num_pages, page_size, heads, dim]. With head_rows_q the arrays of

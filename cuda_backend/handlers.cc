@@ -1,7 +1,7 @@
 // The handlers of the custom call that runs cuDNN, in three stages. Instantiate decodes the spec
 // and plans, so that what cuDNN refuses fails at compile time. Initialize loads the plan on each
-// device that runs the program. Execute passes pointers. The last result is the workspace,
-// u8[bytes], owned by XLA: nothing here allocates device memory.
+// device that runs the program. Execute checks the sizes of all buffers and passes pointers. The
+// last result is the workspace, u8[bytes], owned by XLA: nothing here allocates device memory.
 #include "handlers.h"
 
 #include <array>

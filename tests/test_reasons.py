@@ -20,8 +20,8 @@ from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.options import backward_options
 from attn_dispatch.core import eligibility, nearest
-from attn_dispatch.core.rewrites import rewritten
-from attn_dispatch.core.rewrites.dense import MASK_AS_BIAS, SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites import Terms, rewritten
+from attn_dispatch.core.rewrites.as_mask_or_bias import MASK_AS_BIAS, SLOPES_AS_BIAS
 from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
 from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.cudnn import rules as cudnn_rules
@@ -321,7 +321,7 @@ def test_a_rewrite_may_add_a_reason_that_another_removes():
         found = {"lengths": spec.has("query_seq_lengths"), "mask": spec.has("mask")}
         return tuple(Reason(x) for x, is_there in found.items() if is_there)
 
-    chain = rewritten(spec_for(q_lengths=(1, 0.5)), reasons_against)
+    chain = rewritten(spec_for(q_lengths=(1, 0.5)), Terms(reasons_against))
     assert chain.reasons == () and len(chain.names) == 2
     middle = chain.steps[1][1]
     assert rules_of(reasons_against(chain.first)) == {"lengths"}
@@ -385,7 +385,8 @@ def test_splitting_the_batch_is_no_remedy_if_one_row_is_too_large():
 def test_a_reason_names_the_rewrite_that_dropout_prescribes():
     """The kernel would run the call as it is, but the forward pass has applied a rewrite."""
     spec = spec_for(mask=(1, 1, 8, 8), t=8, s=8)
-    chain = rewritten(spec, lambda x: (Reason("bias"),) * x.has("bias"), first=MASK_AS_BIAS.name)
+    terms = Terms(lambda x: (Reason("bias"),) * x.has("bias"), first=MASK_AS_BIAS.name)
+    chain = rewritten(spec, terms)
     assert chain.reasons and [x for x, _ in chain.steps] == [MASK_AS_BIAS]
     chain = replace(chain, nearest=(0, ()))
     (reason,) = nearest.reasons_to_read(chain, (), lambda x: (Reason("bias"),))

@@ -315,7 +315,7 @@ def ragged_call(arguments: Arguments) -> Call:
     """The checked call with the arguments of `ragged_dot_product_attention`.
 
     Raises:
-      ValueError: with expected and got.
+      ValueError: if an argument is wrong; the message has what was expected and what was given.
     """
     arguments = replace(
         arguments,

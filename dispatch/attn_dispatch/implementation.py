@@ -1,4 +1,4 @@
-"""For packages that bring an implementation of their own: docs/implementations.md.
+"""What a package imports to bring an implementation; see docs/implementations.md.
 
 Attributes:
   FEATURES: what a call may have beyond plain attention, by the names that an implementation's own
@@ -11,7 +11,7 @@ from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import AttentionOptions, Meaning, Promises, Wanted
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.extra import GROUP
+from attn_dispatch.devices.from_packages import GROUP
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.reason import Reason
 

@@ -149,7 +149,7 @@ def paged_calls(arguments: Arguments) -> tuple[tuple[Call, ...], Packed]:
     """The calls that compute `paged_attention`, the longest last, and how to combine results.
 
     Raises:
-      ValueError: with expected and got.
+      ValueError: if an argument is wrong; the message has what was expected and what was given.
     """
     for name in ("page_table", "key_value_seq_lengths"):
         if name not in arguments.arrays:

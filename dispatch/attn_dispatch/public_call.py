@@ -26,7 +26,7 @@ def normal_form(arguments: Arguments) -> Call:
     """The checked call with these arguments.
 
     Raises:
-      ValueError: with expected and got.
+      ValueError: if an argument is wrong; the message has what was expected and what was given.
     """
     return normalise(with_number_as_scale(rows_first(arguments)), select.names())
 

@@ -81,9 +81,9 @@ class JaxDevice(Protocol):
     local_hardware_id: int
     client: JaxClient
     compute_capability: str
-    """Of GPUs alone."""
+    """Only GPUs have it."""
     core_count: int
-    """Of NVIDIA's GPUs alone."""
+    """Only NVIDIA's GPUs have it."""
 
     def memory_stats(self) -> Mapping[str, int] | None: ...
 

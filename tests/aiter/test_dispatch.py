@@ -272,7 +272,7 @@ def _check_instance(call: AiterCall, arch: str, records: list[str]) -> None:
     assert call.head_dim_v <= int(fields["head_dim_v"]), (call, record)
     if call.backward and call.deterministic and fields["convert_dq"] == "true":
         splits = -(-call.max_seq_len_kv // int(fields["key_block"]))
-        assert splits <= aiter_buffers.num_splits(call), (call, record)
+        assert splits <= aiter_buffers.num_dq_acc(call), (call, record)
 
 
 def _check_split_instance(call: AiterCall, records: list[str]) -> None:

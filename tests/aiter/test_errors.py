@@ -64,7 +64,7 @@ class TestFailures:
         emulator.fail_next("out of something")
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of something"):
             backward()
-        assert len(backward()) == 3  # and the next call works
+        assert len(backward()) == 3
 
     @pytest.mark.parametrize("answer", ["the device is busy", "gfx950"])
     def test_a_compiled_program_asks_for_the_device_again_after_an_error(self, emulator, answer):
@@ -111,7 +111,7 @@ class TestFailures:
 
     def test_buffers_that_contradict_each_other_are_refused(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
-        half, group = q[0], {"max_seq_len_q": np.int64(8), "max_seq_len_kv": np.int64(8)}
+        row, group = q[0], {"max_seq_len_q": np.int64(8), "max_seq_len_kv": np.int64(8)}
         starts = jnp.zeros(3, jnp.int32)
         bias = jnp.zeros((2, 4, 8, 8), jnp.bfloat16)
         wrong: list[tuple[str, list[jax.Array], dict[str, Any]]] = [
@@ -127,13 +127,13 @@ class TestFailures:
             ("heads of k: expected a divisor of q's 4, got 3", [q, q[:, :, :3], q[:, :, :3]], {}),
             ("head dim of v: expected a multiple of 8 up to 256, got 12", [q, q, q[..., :12]],
              {"results": [jax.ShapeDtypeStruct((2, 8, 4, 12), q.dtype)]}),
-            ("seqstart_q: expected an array, got none", [half] * 3, {}),
+            ("seqstart_q: expected an array, got none", [row] * 3, {}),
             ("seqstart_q: expected int32 of one axis, of 2 or more, got int32 [1]",
-             [half] * 3 + [starts[:1]] * 2, group),
-            ("seqstart_k: expected int32 [3], got int32 [2]", [half] * 3 + [starts, starts[:2]],
+             [row] * 3 + [starts[:1]] * 2, group),
+            ("seqstart_k: expected int32 [3], got int32 [2]", [row] * 3 + [starts, starts[:2]],
              group),
             ("max_seq_len_q: expected at most 8, the rows there are, got 9",
-             [half] * 3 + [starts] * 2,
+             [row] * 3 + [starts] * 2,
              group | {"max_seq_len_q": np.int64(9),
                       "results": [jax.ShapeDtypeStruct((8, 4, 16), q.dtype)]}),
             ("expected 3 operands and 1 results, got 4 and 1", [q] * 4, {}),

@@ -35,7 +35,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import primitive
 from attn_dispatch.core.shards import Shards, own_operands
 from attn_dispatch.devices.target import device_for
-from attn_dispatch.semantics.dropout_keys import first_dropout_key
+from attn_dispatch.semantics.kernel_seed import kernel_seed
 from tests.support.mesh_programs import COLLECTIVES, make_mesh
 
 attention = partial(attn_dispatch.dot_product_attention, is_causal=True)
@@ -298,8 +298,7 @@ def seeds() -> int:
     def seed() -> jax.Array:
         local_options, local = own_operands(shards, call, [jnp.asarray(x) for x in operands])
         by_name = dict(zip(local_options.operands, local, strict=True))
-        key = first_dropout_key(AttentionSpec.of(local, local_options), by_name)
-        return jax.random.bits(key, (1, 2), jnp.uint32)
+        return kernel_seed(AttentionSpec.of(local, local_options), by_name)[None]
 
     found = jax.shard_map(seed, mesh=mesh, in_specs=(), out_specs=P(("x", "y")), check_vma=False)
     return len({tuple(x) for x in np.asarray(jax.jit(found)()).tolist()})

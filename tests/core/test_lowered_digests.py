@@ -1,7 +1,7 @@
 """Named cases lower to programs with the recorded digests, so that every change is noticed.
 
-After an intended change, `make lowered` writes the digests again, on the oldest and on
-the newest JAX.
+After an intended change, `make lowered` writes the digests again for the JAX that is installed.
+The files of tests/results are for the oldest and the newest version.
 """
 
 from __future__ import annotations

@@ -131,8 +131,7 @@ def test_error_lists_every_reason_if_nothing_runs(implementations, available, wa
         (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
     ],
 )
-def test_implementations_are_ordered_by_measured_speed(monkeypatch, h, v, t, forward, back):
-    monkeypatch.setattr(Fake, "unusable_reason", lambda self, device: "", raising=False)
+def test_implementations_are_ordered_by_measured_speed(h, v, t, forward, back):
     found = [Fake("cudnn"), Fake("flash", IS_EXTRA=True), Fake("fa4", IS_EXTRA=True)]
     case = Case("call", b=2, t=t, s=t, n=8, k=8, h=h, v=v, dtype="bfloat16")
     call = spec_of(case.forward_options(), case.avals())
@@ -193,7 +192,7 @@ def test_other_vendors_implementation_causes_no_warning(implementations, recwarn
         select.choose(spec("other"), CUDA)
 
 
-def test_fallback_policies(implementations, monkeypatch):
+def test_fallback_policies(implementations):
     implementations(REFUSES, LAST)
     call = spec()
     with attn_dispatch.fallback("error"):

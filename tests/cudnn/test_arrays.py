@@ -19,11 +19,13 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import keep_mask, names_of, run
-from tests.support.kernel_stand_ins import rules
+from tests.support.kernel_stand_ins import kernel_reasons
 from tests.support.option_parts import with_facts
 from tests.support.small_cases import SMALL
 
-ROWS_FIRST = [case for case in SMALL if not rules(spec_of(case.forward_options(), case.avals()))]
+ROWS_FIRST = [
+    case for case in SMALL if not kernel_reasons(spec_of(case.forward_options(), case.avals()))
+]
 LAYOUTS = ("q kv", "q", "kv")
 OTHER_LAYOUTS = [
     replace(case, heads_first=LAYOUTS[i % len(LAYOUTS)]) for i, case in enumerate(ROWS_FIRST)
@@ -43,7 +45,7 @@ def shapes_of(arrays: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def test_every_variant_gives_the_reference_results(case: Case):
     operands, drops = case.operands(), case.dropout > 0
     spec = spec_of(case.forward_options(needs_keep=drops), operands)
-    assert not rules(spec)
+    assert not kernel_reasons(spec)
     arrays = to_jax(poison_padding(spec.options, operands))
     for call in variants_of(spec):
         if cudnn_rules.variant_reason(call, "sm90"):
@@ -64,7 +66,7 @@ def test_every_variant_gives_the_reference_gradients(case: Case):
     wanted = [x for x in options.wanted.gradients if x != "alibi_slopes" and not is_mod_operand(x)]
     wanted = [x for x in wanted if x != "bias" or operands["bias"].shape[3] > 1 or case.s == 1]
     spec = spec_of(with_facts(options, gradients=tuple(wanted)), operands)
-    assert not rules(spec)
+    assert not kernel_reasons(spec)
     for call in variants_of(spec):
         if cudnn_rules.variant_reason(call, "sm90"):
             continue

@@ -149,7 +149,7 @@ def test_window_side_wider_than_the_arrays_is_open(extra: dict[str, Any]):
 
 
 @pytest.mark.parametrize("direction", [forward_spec, backward_spec])
-def test_trimmed_call_equals_the_call_of_the_rows_left(direction: Callable[..., Any]):
+def test_call_without_its_empty_leading_rows_equals_the_shorter_call(direction: Callable[..., Any]):
     whole = case("call", t=10, s=1, bias="bnts", **BOTTOM_RIGHT)
     left = case("call", t=1, s=1, bias="bnts", **BOTTOM_RIGHT)
     assert variants_of(direction(whole)) == variants_of(direction(left))
@@ -170,10 +170,6 @@ LOG_PAST = trace("score_mod", lambda x, b, n, t, s: x - jnp.log(t - s), (), "flo
 BY_HEAD = trace("mask_mod", lambda b, n, t, s: s <= t + n, (), "float32").program
 
 
-def with_options(spec: AttentionSpec, **options: Any) -> AttentionSpec:
-    return spec_with(spec, **options)
-
-
 def paged_spec(**facts: Any) -> AttentionSpec:
     made = Case("paged", dtype="bfloat16", kv_lengths=(48, 1), inference=True, **facts)
     avals = jax.eval_shape(partial(in_pages, made), made.avals())
@@ -181,11 +177,9 @@ def paged_spec(**facts: Any) -> AttentionSpec:
 
 
 BREAKS_RULE: dict[str, Callable[[], AttentionSpec]] = {
-    "may be NaN where the mask forbids": lambda: with_options(
-        spec(mask="11ts"), score_mod=LOG_PAST
-    ),
-    "sinks beside a mask_mod": lambda: with_options(spec(sinks=1), mask_mod=BY_HEAD),
-    "gradient of what score_mod reads": lambda: with_options(
+    "may be NaN where the mask forbids": lambda: spec_with(spec(mask="11ts"), score_mod=LOG_PAST),
+    "sinks beside a mask_mod": lambda: spec_with(spec(sinks=1), mask_mod=BY_HEAD),
+    "gradient of what score_mod reads": lambda: spec_with(
         spec(), score_mod=MOD, gradients=("score_mod_0",)
     ),
     "an axis has length zero": lambda: spec(s=0),
@@ -195,7 +189,7 @@ BREAKS_RULE: dict[str, Callable[[], AttentionSpec]] = {
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
     "local_window_size as an array": lambda: spec(window_arrays=((2, 1),)),
     "cuDNN multiplies by it in float32": lambda: spec(scale=1e-40),
-    "this version does not return the dropout mask": lambda: with_options(
+    "this version does not return the dropout mask": lambda: spec_with(
         spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True
     ),
     "sinks: cuDNN has one": lambda: spec(sinks=2),

@@ -34,7 +34,7 @@ def test_crash_refuses_its_call_only(faulty: PlanningProcess):
         with pytest.raises(faulty.CudnnError) as refusal:
             faulty.plan(SMALL | {"batch": 13}, SM90)
         assert str(refusal.value) == (
-            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault); its "
+            "cuDNN's planning process was ended by signal 11 (Segmentation fault); its "
             "last output: second / third / fourth: assertion failed"
         )
         assert getattr(refusal.value, "code", "") == "library"
@@ -55,7 +55,8 @@ def test_answer_that_is_not_json_is_refused(tmp_path: Path):
     script = tmp_path / "planner.py"
     script.write_text("print('not JSON', flush=True)\nimport time; time.sleep(60)\n")
     process = PlanningProcess(native(), script)
-    with pytest.raises(process.CudnnError, match="answered a line that is no answer: b'not JSON"):
+    message = "answered something other than a JSON object: b'not JSON"
+    with pytest.raises(process.CudnnError, match=message):
         process.load_cudnn(CUDNN)
     end(process)
 
@@ -66,7 +67,7 @@ def test_planner_that_does_not_answer_is_refused_and_ended(
     plan = faulty.plan(SMALL, SM90)
     pid = pid_of(faulty)
     monkeypatch.setattr(planning_process, "TIMEOUT", 1.0)
-    with pytest.raises(faulty.CudnnError, match=r"cuDNN plans did not answer in 1 s$"):
+    with pytest.raises(faulty.CudnnError, match=r"cuDNN's planning process did not answer in 1 s$"):
         faulty.plan(SMALL | {"batch": 14}, SM90)
     monkeypatch.undo()
     assert not Path(f"/proc/{pid}").exists()
@@ -138,12 +139,12 @@ def test_planner_that_does_not_start_is_refused(tmp_path: Path, monkeypatch: pyt
     script = tmp_path / "planner.py"
     script.write_text("raise SystemExit('no such library')")
     process = PlanningProcess(native(), script)
-    message = r"cuDNN plans ended with status 1; its last output: no such library$"
+    message = r"cuDNN's planning process ended with status 1; its last output: no such library$"
     with pytest.raises(process.CudnnError, match=message):
         process.load_cudnn(CUDNN)
     monkeypatch.setattr(sys, "executable", "")
     process = PlanningProcess(native())
-    with pytest.raises(process.CudnnError, match="cuDNN plans could not be started: "):
+    with pytest.raises(process.CudnnError, match="cuDNN's planning process could not be started: "):
         process.load_cudnn(CUDNN)
 
 
@@ -166,7 +167,8 @@ def test_stopped_planner_is_refused_at_the_deadline(
     pid = stopped(process)
     monkeypatch.setattr(planning_process, "TIMEOUT", 1.0)
     start = time.monotonic()
-    with pytest.raises(process.CudnnError, match=r"cuDNN plans did not answer in 1 s$"):
+    message = r"cuDNN's planning process did not answer in 1 s$"
+    with pytest.raises(process.CudnnError, match=message):
         process.import_plan(SMALL, SM90, "x" * characters)
     assert time.monotonic() - start < 60 and state_of(pid) == "Z"
     monkeypatch.undo()
@@ -178,7 +180,8 @@ def test_planner_killed_while_planning_refuses_its_call(faulty: PlanningProcess)
     plan = faulty.plan(SMALL, SM90)
     timer = threading.Timer(0.5, os.kill, (pid_of(faulty), signal.SIGKILL))
     timer.start()
-    with pytest.raises(faulty.CudnnError, match=r"plans was ended by signal 9 \(Killed\)"):
+    message = r"planning process was ended by signal 9 \(Killed\)"
+    with pytest.raises(faulty.CudnnError, match=message):
         faulty.plan(SMALL | {"batch": 14}, SM90)
     timer.join()
     assert faulty.plan(SMALL, SM90) == plan
@@ -190,7 +193,7 @@ FAULTY_ANSWERS = {
     "half a line": ("os.write(1, b'[half'); os._exit(0)", "ended with status 0"),
     "two lines": (
         "os.write(1, b'{}\\n{}\\n'); time.sleep(60)",
-        "answered a line that is no answer",
+        "answered something other than a JSON object",
     ),
     "closed input": ("os.close(0); time.sleep(60)", "did not answer in 2 s|closed its output"),
 }

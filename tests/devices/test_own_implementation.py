@@ -17,7 +17,7 @@ import pytest
 from attn_dispatch import dot_product_attention, explain, fallback
 from attn_dispatch.call.features import FEATURES, features_of
 from attn_dispatch.core import select
-from attn_dispatch.devices.extra import GROUP, Extra, installed
+from attn_dispatch.devices.from_packages import GROUP, FromPackage, installed
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU
 from attn_dispatch_tools.verify.case import Case, spec_of
@@ -167,7 +167,7 @@ def test_package_without_features_refuses_every_feature():
     module = SimpleNamespace(FEATURES=(), not_supported_reasons=lambda spec, device: (),
                              plan=lambda spec, device: Plan("none", 0))  # fmt: skip
     entry = EntryPoint("none", "nothing", GROUP)
-    extra = Extra(entry, module)
+    extra = FromPackage(entry, module)
     extra.PLATFORM = CPU.platform
     for case in CASES[::7]:
         spec = spec_of(case.forward_options(), case.avals())

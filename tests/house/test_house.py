@@ -19,9 +19,9 @@ LIBRARY = Path(attn_dispatch.__file__).parent
 TOOLS = Path(attn_dispatch_tools.__file__).parent
 HOUSE = LIBRARY.parent
 
-# The floors of each package from top to bottom, each with its rooms: folders, and files directly in
-# the package.
-FLOORS = {
+# The layers of each package from top to bottom. A layer is a set of modules: folders, and files
+# directly in the package.
+LAYERS = {
     LIBRARY: (
         (
             "__init__",
@@ -51,27 +51,27 @@ FLOORS = {
         ("terminal",),
     ),
 }
-PACKAGES = tuple(FLOORS)
+PACKAGES = tuple(LAYERS)
 FILES = {package: sorted(package.rglob("*.py")) for package in PACKAGES}
-FLOOR_OF = {
-    package: {room: number for number, rooms in enumerate(floors) for room in rooms}
-    for package, floors in FLOORS.items()
+LAYER_OF = {
+    package: {module: number for number, modules in enumerate(layers) for module in modules}
+    for package, layers in LAYERS.items()
 }
 
-# Rooms of one floor that may import each other.
-NEIGHBOURS = {(x, y) for x in FLOORS[LIBRARY][0] for y in FLOORS[LIBRARY][0]} | {
+# Modules of one layer that may import each other.
+NEIGHBOURS = {(x, y) for x in LAYERS[LIBRARY][0] for y in LAYERS[LIBRARY][0]} | {
     ("__main__", "cli"),
     ("fa4", "flash"),
 }
 
 
-def room_of(path: Path) -> str:
+def module_of(path: Path) -> str:
     package = LIBRARY if path.is_relative_to(LIBRARY) else TOOLS
     return path.relative_to(package).with_suffix("").parts[0]
 
 
 def imported(tree: ast.AST, package: Path = LIBRARY) -> Iterator[tuple[str, str]]:
-    """The (room, dotted name) of every import of a package in a file."""
+    """The (module, dotted name) of every import of a package in a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -81,23 +81,23 @@ def imported(tree: ast.AST, package: Path = LIBRARY) -> Iterator[tuple[str, str]
             continue
         for name in names:
             top, *rest = name.split(".")
-            if top == package.name and rest and rest[0] in FLOOR_OF[package]:
+            if top == package.name and rest and rest[0] in LAYER_OF[package]:
                 yield rest[0], name
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda x: x.name)
-def test_every_file_has_a_floor(package: Path):
-    assert {room_of(path) for path in FILES[package]} == FLOOR_OF[package].keys()
+def test_every_file_has_a_layer(package: Path):
+    assert {module_of(path) for path in FILES[package]} == LAYER_OF[package].keys()
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda x: x.name)
 def test_imports_go_down_only(package: Path):
-    found, floor_of = [], FLOOR_OF[package]
+    found, layer_of = [], LAYER_OF[package]
     for path in FILES[package]:
-        room = room_of(path)
+        module = module_of(path)
         for other, name in imported(ast.parse(path.read_text()), package):
-            is_below = floor_of[other] > floor_of[room]
-            if not is_below and other != room and (room, other) not in NEIGHBOURS:
+            is_below = layer_of[other] > layer_of[module]
+            if not is_below and other != module and (module, other) not in NEIGHBOURS:
                 found.append(f"{path.relative_to(package)} imports {name}")
     assert found == []
 
@@ -106,8 +106,8 @@ def test_the_library_does_not_name_the_tools():
     """The library must not import them, nor name them for importlib or `-m`."""
     named = [x for x in FILES[LIBRARY] if TOOLS.name in x.read_text()]
     assert named == [LIBRARY / "__main__.py"]
-    rooms = {room for x in FILES[LIBRARY] for room, _ in imported(ast.parse(x.read_text()))}
-    assert "__main__" not in rooms
+    modules = {module for x in FILES[LIBRARY] for module, _ in imported(ast.parse(x.read_text()))}
+    assert "__main__" not in modules
 
 
 def test_the_library_can_be_imported_without_the_tools():
@@ -120,8 +120,8 @@ def test_the_library_can_be_imported_without_the_tools():
 
 def test_semantics_imports_only_descriptions_of_calls():
     for path in (LIBRARY / "semantics").glob("*.py"):
-        rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
-        assert rooms <= {"semantics", "call", "programs", "reason", "typed_jax"}, path.name
+        modules = {module for module, _ in imported(ast.parse(path.read_text()))}
+        assert modules <= {"semantics", "call", "programs", "reason", "typed_jax"}, path.name
 
 
 _VENDOR_NEUTRAL = (
@@ -139,11 +139,11 @@ _VENDOR_NEUTRAL = (
 def test_only_the_choice_imports_the_implementations():
     """The front end is independent of vendors."""
     for path in FILES[LIBRARY]:
-        if room_of(path) not in _VENDOR_NEUTRAL:
+        if module_of(path) not in _VENDOR_NEUTRAL:
             continue
-        rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
+        modules = {module for module, _ in imported(ast.parse(path.read_text()))}
         if path.name not in ("eligibility.py", "select.py"):
-            assert rooms.isdisjoint(("cudnn", "flash", "fa4", "aiter", "xla")), path.name
+            assert modules.isdisjoint(("cudnn", "flash", "fa4", "aiter", "xla")), path.name
 
 
 def test_only_one_file_imports_private_names_of_jax():
@@ -166,19 +166,21 @@ def test_public_calls_do_not_pass_locals():
         assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
 
 
-# Folders of tests/ for no single room: tests of the C++ backends, the repository or several rooms.
-_WITHOUT_ROOM = {
+# Folders of tests/ for no single module: for the C++ backends, the repository, or several modules.
+_OTHER_FOLDERS = {
     "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts",
 }  # fmt: skip
 
 
 def test_folders_of_tests_mirror_the_packages():
-    """Tests of a room are in a folder of its name; those of other modules are in tests/ itself."""
+    """Tests of a package are in a folder of its name; those of other modules are in tests/."""
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
-    for folder in folders - {Path(x) for x in _WITHOUT_ROOM}:
+    for folder in folders - {Path(x) for x in _OTHER_FOLDERS}:
         first, *rest = folder.parts or ("",)
-        room = TOOLS.joinpath(*rest) if first == "tools" else LIBRARY / folder
-        assert room.is_dir(), f"tests/{folder} has tests, and there is no {room.relative_to(HOUSE)}"
+        module = TOOLS.joinpath(*rest) if first == "tools" else LIBRARY / folder
+        assert module.is_dir(), (
+            f"tests/{folder} has tests, and there is no {module.relative_to(HOUSE)}"
+        )
 
 
 def test_no_file_imports_a_test():
@@ -227,7 +229,7 @@ _ANY = {
     "public_call.py": "the results of a public call, an array or a tuple of arrays",
     "core/jax_compat.py": "MLIR's values",
     "cudnn/planning_process.py": "a type of JAX's that JAX does not export",
-    "devices/extra.py": "the module of another package",
+    "devices/from_packages.py": "the module of another package",
     "fa4/kernels.py": "objects of a package without types",
     "files/reading.py": "a JSON value",
     "integrations/equinox.py": "the arguments of Equinox's layer",
@@ -270,13 +272,13 @@ def _imports_any(node: ast.ImportFrom) -> bool:
     return node.module == "typing" and any(x.name == "Any" for x in node.names)
 
 
-def test_the_quick_tests_exist_and_cover_every_room():
+def test_the_quick_tests_exist_and_cover_every_folder():
     """`make check` runs the files that quick.txt lists, each once."""
     listed = (TESTS / "quick.txt").read_text().splitlines()
     assert listed == sorted(set(listed))
     assert [x for x in listed if not (ROOT / x).is_file()] == []
-    rooms = {x.parent.name for x in LIBRARY.glob("*/__init__.py")}
-    assert rooms - {Path(x).parts[1] for x in listed} <= _NOT_QUICK
+    folders = {x.parent.name for x in LIBRARY.glob("*/__init__.py")}
+    assert folders - {Path(x).parts[1] for x in listed} <= _NOT_QUICK
 
 
 _NOT_QUICK = {"fa4"}  # the tests compute the kernels' arithmetic in NumPy, which takes long

@@ -14,7 +14,7 @@ import attn_dispatch
 from attn_dispatch import public_names
 
 ROOT = Path(__file__).parents[2]
-ROOMS = {"integrations", "mods", "serving"}
+SUBPACKAGES = {"integrations", "mods", "serving"}
 
 
 def test_the_package_has_the_names_of_public_names():
@@ -28,10 +28,10 @@ def test_every_public_name_is_documented():
     """Rooms are documented on separate pages."""
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     documented = re.findall(r"^::: attn_dispatch\.(\w+)$", page, re.M)
-    assert sorted([*documented, *ROOMS, "__version__"]) == sorted(public_names.__all__)
-    for room in ROOMS:
-        page = (ROOT / "docs" / f"api_{room}.md").read_text("utf-8")
-        assert f"::: attn_dispatch.{room}" in page
+    assert sorted([*documented, *SUBPACKAGES, "__version__"]) == sorted(public_names.__all__)
+    for name in SUBPACKAGES:
+        page = (ROOT / "docs" / f"api_{name}.md").read_text("utf-8")
+        assert f"::: attn_dispatch.{name}" in page
 
 
 @pytest.mark.parametrize("first", ["attn_dispatch", "attn_dispatch._version", "attn_dispatch.text"])
@@ -44,7 +44,7 @@ def test_importing_the_package_alone_does_not_import_jax(first: str):
 def test_no_public_name_is_the_name_of_a_module():
     """`from attn_dispatch import NAME` would depend on which was imported first."""
     found = {x for x in attn_dispatch.__all__ if find_spec(f"attn_dispatch.{x}")}  # pyright: ignore[reportAttributeAccessIssue]
-    assert found == ROOMS
+    assert found == SUBPACKAGES
 
 
 def test_a_name_that_does_not_exist_is_an_error():
@@ -68,7 +68,7 @@ def test_a_name_that_does_not_exist_is_an_error():
         "from attn_dispatch import *",
     ],
 )
-def test_any_room_may_be_imported_first(first: str):
+def test_any_subpackage_may_be_imported_first(first: str):
     """Each import runs in a new process, followed by uses of public names."""
     code = f"{first}\nimport attn_dispatch\nattn_dispatch.target, attn_dispatch.serving"
     subprocess.run([sys.executable, "-c", code], check=True)

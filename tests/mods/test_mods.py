@@ -13,7 +13,7 @@ import pytest
 
 from attn_dispatch import dot_product_attention, mods, ragged_dot_product_attention
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.results_by_xla import READ_GRADIENTS_BY_XLA
+from attn_dispatch.core.rewrites.results_by_xla import MOD_GRADIENTS_BY_XLA
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.xla import blocks
@@ -294,13 +294,13 @@ def test_xla_computes_the_gradients_of_arrays_beside_a_kernel(gradients: tuple[s
     def fake(source: str):
         return lambda spec, operands: {x: source for x in spec.wanted.gradients}
 
-    inner = READ_GRADIENTS_BY_XLA.inner(spec)
+    inner = MOD_GRADIENTS_BY_XLA.inner(spec)
     calls: Any = Calls(partial(fake("kernel"), inner), fake("xla"), fake("kernel"))
-    found: Any = READ_GRADIENTS_BY_XLA.compute(spec, inner, {}, calls)
+    found: Any = MOD_GRADIENTS_BY_XLA.compute(spec, inner, {}, calls)
     assert found["score_mod_0"] == "xla"
     assert "query" not in gradients or found["query"] == "kernel"
     with_dropout = spec_with(spec, dropout_rate=0.5)
-    assert READ_GRADIENTS_BY_XLA.applied(with_dropout) is None
+    assert MOD_GRADIENTS_BY_XLA.applied(with_dropout) is None
 
 
 def test_gradients_of_16_bit_tables_are_summed_in_float32():

@@ -21,10 +21,10 @@ from tests.support.cudnn_in_numpy import run
 NamedArrays = dict[str, Any]
 
 
-def rules(spec: AttentionSpec) -> list[Reason]:
+def kernel_reasons(spec: AttentionSpec) -> list[Reason]:
     """cuDNN's reasons against a call, except the dtype: float32 can be compared closely."""
-    reasons = cudnn_rules.not_supported_reasons(spec)
-    return [reason for reason in reasons if reason.rule != "dtype"]
+    found = cudnn_rules.not_supported_reasons(spec)
+    return [reason for reason in found if reason.rule != "dtype"]
 
 
 def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:

@@ -17,7 +17,7 @@ from attn_dispatch import xla
 from attn_dispatch.call.features import FEATURES
 from attn_dispatch.core import select
 from attn_dispatch.core.tuning import timing
-from attn_dispatch.devices.extra import GROUP, Extra
+from attn_dispatch.devices.from_packages import GROUP, FromPackage
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.inspection import spec_of
 
@@ -81,7 +81,7 @@ def installed_toy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Toy
     """The body of a fixture: the stand-in beside XLA, a clock that reads TIMES, a winners file."""
     module = Toy()
     monkeypatch.setitem(sys.modules, "toy_of_tests", module)
-    extra = Extra.of(EntryPoint("toy", "toy_of_tests", GROUP))
+    extra = FromPackage.of(EntryPoint("toy", "toy_of_tests", GROUP))
     monkeypatch.setattr(select, "installed", lambda: (extra,))
     monkeypatch.setattr(timing, "seconds_per_call", lambda run, arrays, calls: TIMES[name_of(run)])
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(folder / "kept" / "winners.json"))

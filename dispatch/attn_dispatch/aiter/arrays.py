@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.dropout_keys import first_dropout_key
+from attn_dispatch.semantics.kernel_seed import kernel_seed
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.wider_arrays import pad_last
 
@@ -57,9 +57,8 @@ def _whole_rows(spec: AttentionSpec, bias: jax.Array) -> jax.Array:
 
 
 def rng_state(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """{seed, offset}, two u64 as u32 words. The seed is drawn from the caller's key."""
-    key = first_dropout_key(spec, operands)
-    return jnp.append(jax.random.bits(key, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32))
+    """{seed, offset}, two u64 as u32 words."""
+    return jnp.append(kernel_seed(spec, operands), jnp.zeros(2, jnp.uint32))
 
 
 def to_rows(x: jax.Array, call: AiterCall) -> jax.Array:

@@ -88,10 +88,10 @@ def _dq_acc(call: AiterCall, kernel: Kernel) -> jax.ShapeDtypeStruct:
         dim = 192 if call.head_dim == 192 else 128
         return jax.ShapeDtypeStruct((call.batch, call.num_heads, rows, dim), call.dtype)
     rows = _rows(call, call.seq_len_q, call.num_heads, call.head_dim)
-    return jax.ShapeDtypeStruct((num_splits(call), *rows.shape), jnp.float32)
+    return jax.ShapeDtypeStruct((num_dq_acc(call), *rows.shape), jnp.float32)
 
 
-def num_splits(call: AiterCall) -> int:
+def num_dq_acc(call: AiterCall) -> int:
     """The number of dq_acc that CK writes: one, or one per tile of keys if deterministic."""
     if not call.deterministic:
         return 1

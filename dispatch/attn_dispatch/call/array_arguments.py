@@ -16,7 +16,8 @@ def operand(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     """The operand from the array that was given as the argument of this name.
 
     Raises:
-      ValueError: with expected and got, if it does not fit the call.
+      ValueError: if it does not fit the call; the message has what was expected and what was
+        given.
     """
     if name in ("bias", "mask"):
         return _score_shaped(name, x, shape)

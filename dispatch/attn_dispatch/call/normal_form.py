@@ -58,7 +58,8 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
       known_implementations: the names that `implementation` may have.
 
     Raises:
-      ValueError: arguments are wrong, or do not fit each other; with expected and got.
+      ValueError: if an argument is wrong, or does not fit the others; the message has what was
+        expected and what was given.
     """
     a = arguments
     arrays = a.arrays

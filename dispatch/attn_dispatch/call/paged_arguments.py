@@ -17,7 +17,7 @@ def check_ragged(arguments: Arguments, cu_seqlens_q: ArrayLike) -> tuple[jax.Arr
     """cu_seqlens_q [B + 1] int32 of a paged call, and the largest number of queries of a sequence.
 
     Raises:
-      ValueError: with expected and got.
+      ValueError: if an argument is wrong; the message has what was expected and what was given.
     """
     if arguments.query_seq_lengths is not None:
         raise ValueError("query_seq_lengths: expected None beside cu_seqlens_q, got an array")

@@ -55,8 +55,9 @@ def check_values(arrays: Mapping[str, ArrayLike], limits: Limits) -> None:
         array of both sides.
 
     Raises:
-      ValueError: with expected and got. If traced values are checked, JAX's `JaxRuntimeError` with
-        that text when the program runs.
+      ValueError: if a value is wrong; the message has what was expected and what was given. If
+        traced values are checked, JAX raises its `JaxRuntimeError` with that text when the program
+        runs.
     """
     given = {x: y for x, y in arrays.items() if x in _CHECKED and y is not None}
     known = {name: known_values(x) for name, x in given.items()}

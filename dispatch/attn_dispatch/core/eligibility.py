@@ -1,4 +1,4 @@
-"""Whether one implementation runs one call: as it is or rewritten, in both directions, in parts.
+"""Decides whether one implementation runs one call, as it is or by rewrites.
 
 It returns all reasons, or the chain of rewrites by which the call runs. It does not choose among
 implementations (select.py), and not among rewrites (rewrites/search.py).
@@ -14,7 +14,7 @@ from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.nearest import reasons_to_read
-from attn_dispatch.core.rewrites import Chain, Rewrite, in_parts, preferred, rewritten
+from attn_dispatch.core.rewrites import Chain, Rewrite, Terms, divided, preferred, rewritten
 from attn_dispatch.core.rewrites.in_parts import in_parts_of
 from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Axis, is_affordable
 from attn_dispatch.devices.device import Device
@@ -26,9 +26,10 @@ from attn_dispatch.text import in_units
 def reasons_and_chain(
     implementation: Implementation, spec: AttentionSpec, device: Device
 ) -> tuple[tuple[Reason, ...], Chain]:
-    """Why it cannot run the call, or the call of the other direction that it must run as well.
+    """The reasons against the call, and the rewrites by which it runs if there are none.
 
-    If there is no reason, it runs the call by the rewrites of the chain.
+    Under dropout both directions must draw the same mask. Then the reasons against the call of the
+    other direction count too, unless XLA can compute the backward pass with the kernel's mask.
     """
     reasons, chain = _one_direction(implementation, spec, device)
     if spec.partner is not None:
@@ -119,18 +120,18 @@ def _one_direction(
     chain = Chain((), spec, reasons)
     has_cause = reasons or preferred_rewrites or spec.meaning.dropout_rate or current.first_rewrite
     if current.rewrites and has_cause:
-        chain = rewritten(
-            spec,
+        terms = Terms(
             against,
             preferred=preferred_rewrites,
-            parts=parts,
+            choose_parts=parts,
             may_fall_back=current.fallback != "error" and _may_use_xla(spec),
             first=current.first_rewrite,
         )
+        chain = rewritten(spec, terms)
     elif current.rewrites:
-        chain = in_parts(chain, parts([chain]))
+        chain = divided(chain, parts([chain]))
     if chain.reasons:
-        # Where the implementation runs no call at all, no form is nearer than another.
+        # If the implementation runs no call here, rewritten forms are no nearer than the call.
         is_near = current.rewrites and not implementation.unusable_reason(device)
         return reasons_to_read(chain, reasons, against) if is_near else reasons, chain
     return _within_limit(implementation, chain, device)
@@ -252,6 +253,6 @@ _DERIVATIVE = Rule[AttentionSpec](
 _SAME_DROPOUT = Rule[AttentionSpec](
     "sharded_dropout",
     lambda spec: spec.meaning.dropout_rate > 0 and settings.current().sharded_dropout == "same",
-    'dropout under sharded_dropout("same"): the kernel counts rows and heads from its own first, '
-    "so its mask is another for another number of devices",
+    'dropout under sharded_dropout("same"): the kernel counts rows and heads from 0 on each '
+    "device, so its mask depends on the number of devices",
 )

@@ -49,11 +49,13 @@ class Fallback:
     def remedy(self) -> str:
         remedy = f'implementation="{self.to}" asks for it without a warning'
         is_derivative = self.spec.is_backward or self.spec.wanted.derivative is not None
-        return f"{remedy}, and for the call as well" if is_derivative else remedy
+        return (
+            f"{remedy}; {self.to} then computes the call itself, too" if is_derivative else remedy
+        )
 
 
 def warn_or_raise(fallback: Fallback, backward_refusals: Callable[[], Refusals]) -> None:
-    """Warn, once for the same reasons, raise or do nothing, as the policy has it.
+    """Warn, raise or do nothing, as the policy says. A warning is given once for the same reasons.
 
     Args:
       fallback: the call.

@@ -111,7 +111,11 @@ def _compute(
 
 
 def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
-    """The choice for the call; the dropout mask comes from the implementation of the same call."""
+    """The choice for a call.
+
+    If the call returns its dropout mask, it is the choice for the same call without the mask:
+    another implementation would draw another mask.
+    """
     if not spec.wanted.needs_keep:
         return select.choose(spec, device)
     without = spec.returning(replace(spec.wanted, needs_keep=False))

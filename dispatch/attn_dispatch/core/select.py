@@ -1,8 +1,9 @@
 """Which implementation runs a call: the first, in order of preference, that can.
 
-This file alone knows the implementations and their order. eligibility.py decides whether one of
-them can run a call, core/rewrites/search.py by which rewrites, faster_extras.py which extra comes
-first, and fallback.py what the user gets to know if no kernel can.
+This file alone knows all implementations and their order; besides, only eligibility.py knows XLA.
+eligibility.py decides whether an implementation can run a call, core/rewrites/search.py by which
+rewrites, faster_extras.py which extra comes first, and fallback.py what the user is told if no
+kernel can.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from attn_dispatch.core.rewrites.rewrite import changed, for_
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.extra import installed
+from attn_dispatch.devices.from_packages import installed
 from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.reason import Reason
@@ -36,8 +37,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, fa4, aiter, xla)
 def implementations() -> tuple[Implementation, ...]:
     """This package's implementations and, before the last of them, those of other packages."""
     ours = {x.NAME for x in IMPLEMENTATIONS}
-    extras = (x for x in installed() if x.NAME not in ours)
-    return (*IMPLEMENTATIONS[:-1], *extras, IMPLEMENTATIONS[-1])
+    others = (x for x in installed() if x.NAME not in ours)
+    return (*IMPLEMENTATIONS[:-1], *others, IMPLEMENTATIONS[-1])
 
 
 def names() -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
         headline = "no implementation can run this attention call"
         raise NotImplementedError(fallback.message(headline, spec, device, refused))
     if not spec.meaning.implementation:
-        if choice.implementation.PLATFORM is None and found.was_expected:
+        if choice.implementation.PLATFORM is None and found.vendor_refused:
             _fall_back(spec, device, choice, refused)
         elif choice.chain.may_fall_back:
             why = reasons_as_it_is(choice.implementation, spec, device)
@@ -132,7 +133,7 @@ def _backward_refusals(spec: AttentionSpec, device: Device) -> fallback.Refusals
         return {}
     found: dict[str, tuple[Reason, ...]] = {}
     for implementation in implementations():
-        if implementation.PLATFORM == device.platform and _is_expected(implementation, device):
+        if implementation.PLATFORM == device.platform and _is_usable(implementation, device):
             found[implementation.NAME], _ = reasons_and_chain(implementation, backward, device)
             if not found[implementation.NAME]:
                 return {}
@@ -183,26 +184,26 @@ class _Found:
     choice: Choice | None
     refused: dict[str, tuple[Reason, ...]]
     """The reasons of the implementations asked before the chosen one."""
-    was_expected: bool
-    """Whether one of those was expected to run the call."""
+    vendor_refused: bool
+    """Whether one of those is no extra, so that another choice is a fallback."""
 
 
-def _first_eligible(call: AttentionSpec, device: Device) -> _Found:
+def _first_eligible(spec: AttentionSpec, device: Device) -> _Found:
     """The first implementation in order of preference that can run this call."""
     refused: dict[str, tuple[Reason, ...]] = {}
-    is_open, was_expected = not call.options.meaning.implementation, False
-    for implementation, spec in asked_in_order(call, device):
+    is_open, vendor_refused = not spec.meaning.implementation, False
+    for implementation, asked in asked_in_order(spec, device):
         if is_open and implementation.PLATFORM not in (None, device.platform):
             continue  # another vendor's: nobody expects it here
-        if is_open and not _is_expected(implementation, device):
+        if is_open and not _is_usable(implementation, device):
             continue
-        reasons, chain = reasons_and_chain(implementation, spec, device)
+        reasons, chain = reasons_and_chain(implementation, asked, device)
         if not reasons:
-            mask_source = mask_source_of(implementation, spec, device)
-            return _Found(Choice(implementation, chain, mask_source), refused, was_expected)
+            mask_source = mask_source_of(implementation, asked, device)
+            return _Found(Choice(implementation, chain, mask_source), refused, vendor_refused)
         refused[implementation.NAME] = reasons
-        was_expected |= not implementation.IS_EXTRA
-    return _Found(None, refused, was_expected)
+        vendor_refused |= not implementation.IS_EXTRA
+    return _Found(None, refused, vendor_refused)
 
 
 def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -263,8 +264,11 @@ def under_mask_of(mask_source: Choice) -> str:
     )
 
 
-def _is_expected(implementation: Implementation, device: Device) -> bool:
-    """Whether it can be used here; nobody expects that of an extra whose package is missing."""
+def _is_usable(implementation: Implementation, device: Device) -> bool:
+    """False for an extra whose package is missing or whose library cannot run on the device.
+
+    True for every other implementation: if it is unusable, its reasons say why.
+    """
     if not implementation.IS_EXTRA:
         return True
     return is_installed(implementation) and not implementation.unusable_reason(device)
@@ -298,6 +302,6 @@ def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
         by_name = {implementation.NAME: implementation for implementation in known}
         return [by_name[name] for name in wanted]
     has_extras = any(
-        x.IS_EXTRA and x.PLATFORM == device.platform and _is_expected(x, device) for x in known
+        x.IS_EXTRA and x.PLATFORM == device.platform and _is_usable(x, device) for x in known
     )
     return faster_first(known, spec, device) if has_extras else known

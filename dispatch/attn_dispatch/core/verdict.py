@@ -38,20 +38,20 @@ class Verdict:
         return not self.reasons
 
 
-def verdicts_on(call: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
+def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result: list[Verdict] = []
-    for implementation, spec in select.asked_in_order(call, device):
-        reasons, chain = reasons_and_chain(implementation, spec, device)
+    for implementation, asked in select.asked_in_order(spec, device):
+        reasons, chain = reasons_and_chain(implementation, asked, device)
         if reasons:
             result.append(Verdict(implementation.NAME, reasons, None))
             continue
         plan = implementation.plan(chain.spec, device)
-        as_it_is = reasons_as_it_is(implementation, spec, device) if chain.names else ()
+        as_it_is = reasons_as_it_is(implementation, asked, device) if chain.names else ()
         is_chosen = not any(verdict.is_eligible for verdict in result)
-        mask_source = select.mask_source_of(implementation, spec, device) if is_chosen else None
+        mask_source = select.mask_source_of(implementation, asked, device) if is_chosen else None
         names = chain.names if mask_source is None else (select.under_mask_of(mask_source),)
-        tuned = select.winner(call, device) if spec is not call else None
+        tuned = select.winner(spec, device) if asked is not spec else None
         scratch = scratch_bytes(implementation, chain, device)
         verdict = Verdict(implementation.NAME, (), plan, names, as_it_is, tuned, scratch)
         result.append(replace(verdict, limit=chain.limit))

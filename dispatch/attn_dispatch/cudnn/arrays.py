@@ -17,19 +17,21 @@ from attn_dispatch.cudnn.option_arrays import (
     node_arrays,
     score_bias,
 )
-from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.invalid_values import invalid_queries, nan_where_invalid
+from attn_dispatch.semantics.kernel_seed import kernel_seed
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.pages import flat_pages, flat_table
-from attn_dispatch.semantics.real_rows import RealRows, each_query_attends, leading_padding_rows
+from attn_dispatch.semantics.real_rows import (
+    NO_WEIGHT,
+    RealRows,
+    each_query_attends,
+    leading_padding_rows,
+)
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes, prepend, round_up
-
-_NO_WEIGHT = 1e30
-"""The lse of a padding row in the backward pass: exp(score - lse) is 0 for every score."""
 
 
 def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
@@ -50,7 +52,7 @@ def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) 
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
     lse = operands["lse"]
     if not each_query_attends(spec):
-        lse = jnp.where(lse == -jnp.inf, _NO_WEIGHT, lse)
+        lse = jnp.where(lse == -jnp.inf, NO_WEIGHT, lse)
     lse = lse[:, :, leading_padding_rows(spec) :]
     return [
         *_row_flags(spec, call, operands),
@@ -288,11 +290,6 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[j
     if call.has_sinks:
         arrays.append(operands["sinks"].astype(jnp.float32)[0])
     if call.dropout_rate:
-        seed = _seed(spec, operands)
+        seed = kernel_seed(spec, operands)
         arrays += [seed, jnp.zeros_like(seed)]
     return arrays
-
-
-def _seed(spec: AttentionSpec, operands: Operands) -> jax.Array:
-    """A 64-bit seed drawn from the caller's key, as two words."""
-    return jax.random.bits(first_dropout_key(spec, operands), (2,), jnp.uint32)

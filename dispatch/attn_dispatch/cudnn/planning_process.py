@@ -115,7 +115,7 @@ class PlanningProcess:
             if self._helper is not None:
                 self._helper.end()
             self._helper = None
-            raise self._error("library", f"the process in which cuDNN plans {error}") from error
+            raise self._error("library", f"cuDNN's planning process {error}") from error
         except BaseException:
             self._helper = None  # it has ended itself
             raise
@@ -147,7 +147,7 @@ def _read(line: bytes) -> dict[str, Answer]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise HelperEnded(f"answered a line that is no answer: {line[:80]!r}")
+        raise HelperEnded(f"answered something other than a JSON object: {line[:80]!r}")
     return cast("dict[str, Answer]", answer)
 
 

@@ -54,7 +54,7 @@ class Implementation(Protocol):
 
     @property
     def IS_EXTRA(self) -> bool:
-        """Whether an optional package is needed; no warning mentions that it is missing."""
+        """Whether it is an extra: it needs an optional package, whose absence causes no warning."""
         ...
 
     @property
@@ -67,7 +67,7 @@ class Implementation(Protocol):
 
     @property
     def DROPS_BY_POSITION(self) -> bool:
-        """Whether its dropout mask depends on positions in the whole call (dropout_start)."""
+        """Whether the dropout mask depends on positions in the whole call (dropout_start)."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Implementation(Protocol):
 
     @property
     def SKIPS_FROM_BOTTOM_RIGHT(self) -> bool:
-        """Whether its backward pass skips the keys left of a bottom-right window."""
+        """Whether the backward pass skips the keys left of a bottom-right window."""
         ...
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:

@@ -29,7 +29,8 @@ def with_number_as_scale(arguments: Arguments) -> Arguments:
     """The arguments of a call; if scale is an array, with scale and query replaced.
 
     Raises:
-      ValueError: with expected and got, if scale is not floating, or neither [] nor [N].
+      ValueError: if scale is not floating, or has neither shape [] nor [N]; the message has what
+        was expected and what was given.
     """
     scale, query = arguments.scale, arguments.query
     if not _is_array(scale):

@@ -18,6 +18,10 @@ from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.positions import Positions
 
+NO_WEIGHT = 1e30
+"""The lse that a kernel's backward pass is given for a padding row, so that exp(score - lse) is 0
+for every score, a sink's as well."""
+
 
 @dataclass(frozen=True)
 class RealRows:

@@ -74,7 +74,7 @@ class _Formula:
     slopes: Callable[[Functions, _Given], tuple[Slope, Slope, Slope]]
     """The derivatives by x, y and r."""
     reads: bool = False
-    """Whether it reads an array."""
+    """Whether the formula reads an array, as r."""
 
 
 FORMULAS: dict[str, _Formula] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
-from attn_dispatch.core.rewrites.padded import PACKED_AS_PADDED
+from attn_dispatch.core.rewrites.packed_as_padded import PACKED_AS_PADDED
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step

@@ -6,7 +6,7 @@ from attn_dispatch_tools.verify.cases import CASES
 from tests.scripts.sameness import lowered_case
 
 
-def test_rewritten_second_call_receives_its_own_arrays():
+def test_second_call_is_rewritten_into_several_calls():
     """XLA's backward pass reads AITER's dropout mask from a second call that is rewritten, too."""
     (case,) = [x for x in CASES if x.name == "found/dropout_mask_wide_heads"]
     found = lowered_case(case, "gfx942")

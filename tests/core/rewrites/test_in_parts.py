@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites import Chain, in_parts, rewritten
+from attn_dispatch.core.rewrites import Chain, Terms, divided, rewritten
 from attn_dispatch.core.rewrites.in_parts import _Division, _InParts, in_parts_of, length_of
 from attn_dispatch.core.rewrites.rewrite import Rewrite
 from attn_dispatch.cudnn import arrays as cudnn_arrays
@@ -33,7 +33,7 @@ from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
-from tests.support.kernel_stand_ins import by_xla, rules, specs_of
+from tests.support.kernel_stand_ins import by_xla, kernel_reasons, specs_of
 from tests.support.small_cases import with_max_segments
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
@@ -66,9 +66,11 @@ def some_parts(specs: Sequence[AttentionSpec], seed: int) -> tuple[Rewrite, ...]
 def chain_of(spec: AttentionSpec, seed: int) -> Chain:
     """The chain with the rewrites that the call needs, and the kernel's call in parts."""
     parts = partial(some_parts, seed=seed)
-    return rewritten(
-        spec, lambda x: tuple(rules(x)), parts=lambda chains: parts([x.spec for x in chains])
+    terms = Terms(
+        lambda x: tuple(kernel_reasons(x)),
+        choose_parts=lambda chains: parts([x.spec for x in chains]),
     )
+    return rewritten(spec, terms)
 
 
 def kernel(spec: AttentionSpec, operands: NamedArrays) -> NamedArrays:
@@ -145,7 +147,7 @@ def compare_with_whole(case: Case, steps: Sequence[Rewrite]) -> None:
     forward, *backward = specs_of(case, needs_keep=case.dropout > 0)
 
     def both(spec: AttentionSpec, given: NamedArrays) -> tuple[Any, Any]:
-        chain = in_parts(Chain((), spec, ()), steps)
+        chain = divided(Chain((), spec, ()), steps)
         whole = tuple(by_xla(spec, given).values())
         return chain.compute(given, by_xla, by_xla), whole
 

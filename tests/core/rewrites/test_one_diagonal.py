@@ -22,7 +22,7 @@ from attn_dispatch_tools.verify.reference import reference
 from tests.support.backend import needs_cudnn
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
-from tests.support.kernel_stand_ins import rules
+from tests.support.kernel_stand_ins import kernel_reasons
 from tests.support.option_parts import spec_with
 from tests.support.present import present
 
@@ -62,7 +62,7 @@ def _apply_to_small_calls(monkeypatch):
 
 
 def kernel(spec: AttentionSpec, operands: Any) -> dict[str, Any]:
-    assert not rules(spec) and present(band_of(spec)).bottom_right is False
+    assert not kernel_reasons(spec) and present(band_of(spec)).bottom_right is False
     call = variants_of(spec)[0]
     done = run(call, cudnn_arrays.backward_operands(spec, call, operands))
     results = cudnn_arrays.backward_results(spec, call, operands, to_jax(done))
@@ -101,7 +101,7 @@ def test_draws_cover_every_kind():
 
 
 BROKEN: dict[str, Any] = {
-    "_NO_WEIGHT": 0.0,
+    "NO_WEIGHT": 0.0,
     "_rows": lambda spec, left: min(spec.seq_len_q + left - 1, spec.seq_len_kv),
     "row_lengths": lambda spec, operands, side: jnp.full(
         (spec.batch,), spec.seq_len_q if side == "query" else spec.seq_len_kv, jnp.int32

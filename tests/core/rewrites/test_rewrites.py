@@ -19,10 +19,11 @@ from attn_dispatch.core.rewrites import (
     REWRITES,
     Chain,
     Rewrite,
-    dense,
+    Terms,
+    as_mask_or_bias,
     empty,
     mods_as_arguments,
-    padded,
+    packed_as_padded,
     rewritten,
     row_bias,
     sinks,
@@ -51,7 +52,7 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
-from tests.support.kernel_stand_ins import by_xla, kernel, rules, specs_of
+from tests.support.kernel_stand_ins import by_xla, kernel, kernel_reasons, specs_of
 from tests.support.small_cases import SMALL
 
 NamedArrays = dict[str, Any]
@@ -79,9 +80,9 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = ""
             "beyond 256": spec.head_dim_v + 8 * spec.has("lse_grad") > 256,
             "beyond 128": spec.head_dim_v + 8 * spec.has("lse_grad") > 128,
         }
-        return (*rules(spec), *(Reason(x) for x in without if missing[x]))
+        return (*kernel_reasons(spec), *(Reason(x) for x in without if missing[x]))
 
-    return rewritten(spec, reasons, first=first or None)
+    return rewritten(spec, Terms(reasons, first=first or None))
 
 
 def computed(chain: Chain, operands: Operands) -> tuple:
@@ -112,12 +113,11 @@ def test_both_directions_under_dropout_widen_their_heads_or_neither():
     forward, backward = specs_of(Case("wider", dropout=0.5, **_WIDE), needs_keep=False)
 
     def refuses(refused: AttentionSpec) -> Chain:
-        return rewritten(
-            backward,
-            lambda x: (
-                (Reason("narrow"),) * (x.head_dim < 256 and x.is_backward >= refused.is_backward)
-            ),
-        )
+        def reasons(x: AttentionSpec) -> tuple[Reason, ...]:
+            is_refused = x.head_dim < 256 and x.is_backward >= refused.is_backward
+            return (Reason("narrow"),) * is_refused
+
+        return rewritten(backward, Terms(reasons))
 
     assert [x.reasons for x in map(refuses, (forward, backward))] == [(), (Reason("narrow"),)]
 
@@ -292,13 +292,15 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     ),
     "keys in another order": ("dropout keys", CALL_FOR_EACH_KEY, "compute", _keys_reversed),
     "columns twice": ("value: a call for at most 128", value_columns, "pad_last", _doubled),
-    "no positions": ("causality and window", dense, "allowed", _no_positions),
-    "no segments": ("sequences", dense, "allowed", _no_positions),
-    "NaN kept": ("sequences", dense, "_without_nan", _nan_kept),
-    "a sum": ("ALiBi", dense, "sum_like", lambda x, shape: 2 * sum_like(x, shape)),
-    "the mask's gradient": ("the mask", dense, "sum_like", lambda x, shape: 2 * sum_like(x, shape)),
+    "no positions": ("causality and window", as_mask_or_bias, "allowed", _no_positions),
+    "no segments": ("sequences", as_mask_or_bias, "allowed", _no_positions),
+    "NaN kept": ("sequences", as_mask_or_bias, "_without_nan", _nan_kept),
+    "a sum": ("ALiBi", as_mask_or_bias, "sum_like", lambda x, shape: 2 * sum_like(x, shape)),
+    "the mask's gradient": (
+        "the mask", as_mask_or_bias, "sum_like", lambda x, shape: 2 * sum_like(x, shape),
+    ),
     "positions": (
-        "packed sequences: as", padded._Places, "_within", lambda self: 0 * self.sequence
+        "packed sequences: as", packed_as_padded._Places, "_within", lambda self: 0 * self.sequence
     ),
     "constants": (
         "an axis", empty.NO_SCORES, "compute",
@@ -311,7 +313,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
         "score_mod: as alibi", mods, "xla_array", lambda *given: 2 * _XLA_ARRAY(*given)
     ),
     "another cap": (
-        "score_mod: as logits", mods_as_arguments, "parts_of",
+        "score_mod: as logits", mods_as_arguments, "score_mod_form",
         lambda spec: None if spec.meaning.score_mod is None
         else replace(known_form(spec.meaning.score_mod), soft_cap=3.0),
     ),

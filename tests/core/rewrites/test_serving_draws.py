@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites import Chain, preferred, rewritten
+from attn_dispatch.core.rewrites import Chain, Terms, preferred, rewritten
 from attn_dispatch.cudnn import rules
 from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.reason import Reason
@@ -57,7 +57,7 @@ def chain_and_operands(case: Case) -> tuple[Chain, Any, Any]:
         has_decoding_kernel=True,
         skips_from_bottom_right=True,
     )
-    return rewritten(spec, reasons_against, preferred=preferred_rewrites), operands, expected
+    return rewritten(spec, Terms(reasons_against, preferred=preferred_rewrites)), operands, expected
 
 
 def failure(case: Case) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import explain, inspection
-from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.as_mask_or_bias import SLOPES_AS_BIAS
 from attn_dispatch.core.rewrites.kv_cache import whole_pages
 from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
 from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch.core.rewrites import Chain
-from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.as_mask_or_bias import SLOPES_AS_BIAS
 from attn_dispatch.core.rewrites.kv_cache import whole_pages
 from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
 from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from attn_dispatch.aiter.buffers import num_splits
+from attn_dispatch.aiter.buffers import num_dq_acc
 from attn_dispatch.aiter.call import AiterCall
 from tests.support.aiter_judge import api
 
@@ -112,7 +112,7 @@ def _fill_backward(full: Any, call: AiterCall, accumulator: str) -> None:
     full.accumulator = _ACCUMULATORS[accumulator]
     if accumulator == "split":
         _set_strides(full, "dq_acc", call, call.seq_len_q, heads, dim)
-        if num_splits(call) > 1:
+        if num_dq_acc(call) > 1:
             batches = 1 if call.is_group else call.batch
             split = batches * call.seq_len_q * heads * dim
             full.split_stride_dq_acc = ctypes.c_int32(split).value

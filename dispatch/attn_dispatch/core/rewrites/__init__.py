@@ -6,9 +6,9 @@ and whose names `explain` shows.
 """
 
 from attn_dispatch.core.rewrites.catalogue import ONE_BY_ONE, REWRITES, preferred
-from attn_dispatch.core.rewrites.chain import Chain, Step, in_parts
+from attn_dispatch.core.rewrites.chain import Chain, Step, divided
 from attn_dispatch.core.rewrites.rewrite import Calls, Compute, NamedArrays, Rewrite
-from attn_dispatch.core.rewrites.search import Reasons, rewritten
+from attn_dispatch.core.rewrites.search import Reasons, Terms, rewritten
 
 __all__ = [
     "ONE_BY_ONE",
@@ -20,7 +20,8 @@ __all__ = [
     "Reasons",
     "Rewrite",
     "Step",
-    "in_parts",
+    "Terms",
+    "divided",
     "preferred",
     "rewritten",
 ]

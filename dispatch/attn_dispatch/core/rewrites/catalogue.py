@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from attn_dispatch.core.rewrites.dense import (
+from attn_dispatch.core.rewrites.as_mask_or_bias import (
     BAND_AS_MASK,
     MASK_AS_BIAS,
     SEQUENCES_AS_MASK,
@@ -29,12 +29,12 @@ from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP, SCOR
 from attn_dispatch.core.rewrites.mods_as_arrays import MASK_MOD_AS_MASK, SUM_AS_BIAS
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
 from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
-from attn_dispatch.core.rewrites.padded import PACKED_AS_PADDED
+from attn_dispatch.core.rewrites.packed_as_padded import PACKED_AS_PADDED
 from attn_dispatch.core.rewrites.results_by_xla import (
     ALIBI_GRADIENT_BY_XLA,
     BIAS_GRADIENT_BY_XLA,
     MAXIMUM_BY_XLA,
-    READ_GRADIENTS_BY_XLA,
+    MOD_GRADIENTS_BY_XLA,
 )
 from attn_dispatch.core.rewrites.rewrite import Rewrite
 from attn_dispatch.core.rewrites.row_bias import ROW_BIAS
@@ -56,7 +56,7 @@ REWRITES: tuple[Rewrite, ...] = (
     ALIBI_GRADIENT_BY_XLA,
     SUM_AS_BIAS,
     BIAS_GRADIENT_BY_XLA,
-    READ_GRADIENTS_BY_XLA,
+    MOD_GRADIENTS_BY_XLA,
     ROW_BIAS,
     SINKS_AFTERWARDS,
     *_OF_A_CACHE,

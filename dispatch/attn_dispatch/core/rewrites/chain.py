@@ -79,7 +79,7 @@ class Chain:
         return {name: results[name] for name in spec.result_names}
 
 
-def in_parts(chain: Chain, steps: Sequence[Rewrite]) -> Chain:
+def divided(chain: Chain, steps: Sequence[Rewrite]) -> Chain:
     """The chain with its last call divided into parts; each step divides the previous one's parts.
 
     No steps leave the chain as it is.
@@ -89,7 +89,7 @@ def in_parts(chain: Chain, steps: Sequence[Rewrite]) -> Chain:
         inner = step.applied(spec)
         assert inner is not None, f"{step} of {spec}"
         if (rest := step.beside(spec)) is not None:
-            beside[rest] = in_parts(Chain((), rest, ()), steps[i + 1 :])
+            beside[rest] = divided(Chain((), rest, ()), steps[i + 1 :])
         taken.append((step, spec))
         spec = inner
     undivided = chain.spec if steps else None

@@ -148,8 +148,11 @@ class _InParts(Parts):
         return taken
 
     def _moved(self, spec: AttentionSpec, name: str, first: Index) -> Index:
-        """The number to add to the start in operand `name`: how many rows or heads lie between the
-        first one that its entry belongs to and the first one of the part."""
+        """The number to add to the start in operand `name`, which names a first row and head.
+
+        If entries of the operand belong to several batch rows each, the start is that of the first
+        of them, and this is the distance from there to the part's first row.
+        """
         if self.axis == "heads":
             return first
         division = self._division(spec, name) if spec.has(name) else None

@@ -20,7 +20,8 @@ LARGE = 2**30
 """The size of an array, or of a batch row of it, in elements, that some kernels cannot address."""
 
 _LARGEST = 8 * LARGE
-"""Elements, counted as below, of the largest parts to try: no kernel runs larger ones."""
+"""The size of the largest parts to try, in elements as `_elements_of_a_row` and
+`_elements_of_splits` count them: no kernel runs larger parts."""
 
 _KEYS_OF_A_SPLIT = 64
 """The fewest keys for which AITER's deterministic backward pass keeps one gradient of query."""

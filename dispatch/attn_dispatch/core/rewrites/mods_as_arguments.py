@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.mods_as_arrays import operands_of, parts_of
+from attn_dispatch.core.rewrites.mods_as_arrays import operands_of, score_mod_form
 from attn_dispatch.core.rewrites.rewrite import MODS, Calls, NamedArrays, Rewrite, changed, for_
 from attn_dispatch.programs.known_forms import AlibiSlopes
 from attn_dispatch.semantics import mods
@@ -18,7 +18,7 @@ from attn_dispatch.typed_jax import vjp
 
 
 def _is_cap(spec: AttentionSpec) -> bool:
-    found = parts_of(spec)
+    found = score_mod_form(spec)
     if found is None or found.soft_cap is None or found.adds:
         return False
     is_learned = any(map(is_mod_operand, spec.wanted.gradients))
@@ -26,7 +26,7 @@ def _is_cap(spec: AttentionSpec) -> bool:
 
 
 def _capped(spec: AttentionSpec) -> AttentionSpec:
-    found = parts_of(spec)
+    found = score_mod_form(spec)
     assert found is not None
     without = operands_of(spec, "score_mod")
     meaning = replace(spec.meaning, score_mod=None, logits_soft_cap=found.soft_cap)
@@ -95,7 +95,7 @@ def _compute_with_slopes(
 
 
 def _slopes(spec: AttentionSpec) -> AlibiSlopes | None:
-    found = parts_of(spec)
+    found = score_mod_form(spec)
     return None if found is None or found.soft_cap is not None else found.slopes
 
 

@@ -74,7 +74,7 @@ MASK_MOD_AS_MASK = Rewrite(
 
 def _is_sum(spec: AttentionSpec) -> bool:
     """Whether score_mod adds something to the score, or to the score after a soft cap."""
-    found = parts_of(spec)
+    found = score_mod_form(spec)
     if found is None or not found.adds:
         return False
     if found.soft_cap is not None and spec.meaning.logits_soft_cap is not None:
@@ -93,7 +93,7 @@ def _bias_shape(spec: AttentionSpec) -> Shape:
 
 
 def _with_bias(spec: AttentionSpec) -> AttentionSpec:
-    found = parts_of(spec)
+    found = score_mod_form(spec)
     assert found is not None
     wanted = ("bias" if is_mod_operand(x) else x for x in spec.wanted.gradients)
     return changed(
@@ -184,7 +184,7 @@ def _shape(spec: AttentionSpec, program: ModProgram) -> tuple[int, int, int, int
     )
 
 
-def parts_of(spec: AttentionSpec) -> KnownForm | None:
+def score_mod_form(spec: AttentionSpec) -> KnownForm | None:
     """The form of the call's score_mod if that is a sum, a soft cap or both; else None."""
     program = spec.meaning.score_mod
     return None if program is None else known_form(program)

@@ -27,18 +27,17 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     keys_as_rows,
 )
+from attn_dispatch.semantics.real_rows import NO_WEIGHT
 from attn_dispatch.semantics.row_ids import row_lengths
 from attn_dispatch.semantics.wider_arrays import round_up
 
 _QUERY_ROWS = ("query", "out", "out_grad")
 _KEY_ROWS = ("key", "value")
-_BY_HEAD = ("lse", "lse_grad")
+_ROWS_BY_HEAD = ("lse", "lse_grad")
 """Arrays [B, N, T]."""
-_CANNOT_GO = ("bias", "mask", "window", "alibi_slopes", "dropout_key")
-"""Operands over pairs, and those with which the kernel counts from the top left already."""
-
-_NO_WEIGHT = 1e30
-"""The lse of rows before the first query: exp(score - lse) is 0 there, for sinks as well."""
+_REFUSED = ("bias", "mask", "window", "alibi_slopes", "dropout_key")
+"""Operands with which the rewrite does not apply: those over pairs, and those with which the kernel
+counts from the top left already."""
 
 _TILE = 128
 """The number of rows added before the queries is a multiple of this."""
@@ -56,7 +55,7 @@ def _when(spec: AttentionSpec) -> bool:
     # to the right.
     if spec.meaning.causal_alignment != "bottom_right" or left is None or right != 0:
         return False
-    if spec.is_packed or spec.is_empty or spec.meaning.mods or any(map(spec.has, _CANNOT_GO)):
+    if spec.is_packed or spec.is_empty or spec.meaning.mods or any(map(spec.has, _REFUSED)):
         return False
     cost = _cost(_rows(spec, left), left)
     return _LEAST_SAVED * cost <= _all_left(spec.seq_len_q, spec.seq_len_kv)
@@ -70,7 +69,7 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     for x in spec.operands:
         if x.name in _QUERY_ROWS + _KEY_ROWS:
             arrays[x.name] = ((spec.batch, rows, *x.shape[2:]), x.dtype)
-        elif x.name in _BY_HEAD:
+        elif x.name in _ROWS_BY_HEAD:
             arrays[x.name] = ((*x.shape[:2], rows), x.dtype)
     has_lengths = any(map(spec.has, LENGTHS))
     if has_lengths:
@@ -93,8 +92,8 @@ def _compute(
             given[name] = _part(x, first_query, rows)
         elif name in _KEY_ROWS:
             given[name] = _part(x, first_key, rows)
-        elif name in _BY_HEAD:
-            filler = _NO_WEIGHT if name == "lse" else 0
+        elif name in _ROWS_BY_HEAD:
+            filler = NO_WEIGHT if name == "lse" else 0
             by_row = _part(x.swapaxes(1, 2), first_query, rows, filler)
             given[name] = by_row.swapaxes(1, 2)
     given |= dict.fromkeys(LENGTHS, jnp.minimum(keys, rows))

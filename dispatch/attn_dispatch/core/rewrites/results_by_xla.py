@@ -56,37 +56,39 @@ ALIBI_GRADIENT_BY_XLA = _gradient_by_xla("alibi_slopes")
 BIAS_GRADIENT_BY_XLA = _gradient_by_xla("bias", needed_for="bias/soft_cap_bf16_d128_128x320")
 
 
-def _read(spec: AttentionSpec) -> tuple[str, ...]:
+def _mod_gradients(spec: AttentionSpec) -> tuple[str, ...]:
+    """The wanted gradients of arrays that score_mod reads."""
     return tuple(x for x in spec.wanted.gradients if is_mod_operand(x))
 
 
-def _may_add_in_any_order(spec: AttentionSpec) -> bool:
+def _applies_to_mod_gradients(spec: AttentionSpec) -> bool:
+    # XLA may sum these gradients in any order.
     return (
-        bool(_read(spec))
+        bool(_mod_gradients(spec))
         and not spec.meaning.dropout_rate
         and not spec.meaning.deterministic_backward
     )
 
 
-def _read_gradients(
+def _compute_mod_gradients(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
     own = _wanting(spec, *gradients_without(spec, *inner.wanted.gradients))
     return calls.kernel(operands) | calls.xla(own, operands)
 
 
-READ_GRADIENTS_BY_XLA = Rewrite(
+MOD_GRADIENTS_BY_XLA = Rewrite(
     "the gradients of what score_mod reads: by XLA, beside the kernel",
-    lambda spec: _wanting(spec, *gradients_without(spec, *_read(spec))),
-    _read_gradients,
+    lambda spec: _wanting(spec, *gradients_without(spec, *_mod_gradients(spec))),
+    _compute_mod_gradients,
     asked_of=BACKWARD,
-    when=_may_add_in_any_order,
+    when=_applies_to_mod_gradients,
     reads_lse=True,
     needed_for="found/score_mod_arrays_by_row",
 )
 
 
-def _maximum(
+def _compute_maximum(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
     # Dropout and sinks do not change the maximum.
@@ -103,6 +105,6 @@ def _maximum(
 MAXIMUM_BY_XLA = Rewrite(
     "the row maximum: by XLA, beside the kernel",
     lambda spec: changed(spec, wanted=replace(spec.wanted, needs_max=False)),
-    _maximum,
+    _compute_maximum,
     when=lambda spec: spec.wanted.needs_max,
 )

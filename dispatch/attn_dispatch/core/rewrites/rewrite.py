@@ -150,7 +150,8 @@ class Rewrite:
     """Whether the backward pass of the rewrite reads the call's own lse. A sink is part of that
     lse, so such a rewrite must precede the one that removes sinks."""
     needed_for: str = ""
-    """A case of the conformance suite that needs the rewrite, if no call of docs/models.md does."""
+    """A case of the conformance suite or of tests/support/rewrite_cases.py that needs the
+    rewrite, if no call of docs/models.md does."""
 
     def __str__(self) -> str:
         return self.name

@@ -27,11 +27,9 @@ from attn_dispatch.core.rewrites.rewrite import (
 )
 from attn_dispatch.core.rewrites.sinks import with_sinks
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
+from attn_dispatch.semantics.real_rows import NO_WEIGHT
 from attn_dispatch.semantics.sinks_grad import delta_of, sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-
-_NO_WEIGHT = 1e30
-"""The lse given to the kernel for rows that attend nothing, so that exp(score - lse) is 0."""
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
@@ -74,7 +72,7 @@ def _backward(
     lse = operands["lse"]
     is_padding = lse == -jnp.inf
     given = for_(inner, operands)
-    given["lse"] = jnp.where(is_padding, _NO_WEIGHT, lse - jnp.where(is_padding, 0, shift))
+    given["lse"] = jnp.where(is_padding, NO_WEIGHT, lse - jnp.where(is_padding, 0, shift))
     given["out_grad"] = _cleared(is_padding, given["out_grad"])
     if spec.has("lse_grad"):
         given["lse_grad"] = jnp.where(is_padding, 0, given["lse_grad"])

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from attn_dispatch.call.options import backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.catalogue import ONE_BY_ONE, REWRITES
-from attn_dispatch.core.rewrites.chain import Chain, Step, in_parts
+from attn_dispatch.core.rewrites.chain import Chain, Step, divided
 from attn_dispatch.core.rewrites.large import parts_of_a_large_call
 from attn_dispatch.core.rewrites.rewrite import Rewrite, forward_of
 from attn_dispatch.reason import Reason, rules_of
 
 Reasons = Callable[[AttentionSpec], tuple[Reason, ...]]
 
-Parts = Callable[[Sequence[Chain]], tuple[Rewrite, ...]]
+ChooseParts = Callable[[Sequence[Chain]], tuple[Rewrite, ...]]
 """Chooses how to divide the last calls of all these chains into parts; () leaves them whole."""
 
 
@@ -32,43 +32,26 @@ def _as_they_are(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
 
 
 @dataclass(frozen=True)
-class _Terms:
-    """The arguments of `rewritten` that are the same for all calls of a search."""
+class Terms:
+    """What a search for rewrites may use; the same for all calls that it comes to."""
 
     reasons_against: Reasons
+    """Returns why the implementation cannot run a call, considering only the call's direction."""
     preferred: Sequence[Rewrite] = ()
-    parts: Parts = _as_they_are
+    """The rewrites to take even if the call breaks no rule."""
+    choose_parts: ChooseParts = _as_they_are
+    """Chooses the parts into which the last call is divided."""
     may_fall_back: bool = True
+    """Whether to allow rewrites after which XLA may compute the call instead."""
     first: str | None = None
+    """The name of a rewrite to take first, even if the call breaks no rule."""
 
 
-def rewritten(
-    spec: AttentionSpec,
-    reasons_against: Reasons,
-    *,
-    preferred: Sequence[Rewrite] = (),
-    parts: Parts = _as_they_are,
-    may_fall_back: bool = True,
-    first: str | None = None,
-) -> Chain:
-    """The chain of rewrites for a call. Its last call has no reasons, if rewrites can remove them.
-
-    Args:
-      spec: the call.
-      reasons_against: returns why the implementation cannot run a call, considering only the
-        call's direction.
-      preferred: the rewrites to take even if the call breaks no rule.
-      parts: chooses the parts into which the last call is divided.
-      may_fall_back: whether to allow rewrites after which XLA may compute the call instead.
-      first: the name of a rewrite to take first, even if the call breaks no rule.
-    """
-    return _rewritten(spec, _Terms(reasons_against, preferred, parts, may_fall_back, first))
-
-
-def _rewritten(spec: AttentionSpec, terms: _Terms) -> Chain:
+def rewritten(spec: AttentionSpec, terms: Terms) -> Chain:
+    """The rewrites for a call. They lead to a call without reasons, if rewrites can remove them."""
     if not spec.meaning.dropout_rate:
         chain = _chain(spec, terms, None)
-        return chain if chain.reasons else in_parts(chain, terms.parts([chain]))
+        return chain if chain.reasons else divided(chain, terms.choose_parts([chain]))
     # The forward call decides where the mask is drawn; the backward pass and dropout_mask follow.
     # Parts are chosen for the forward call and for the backward call with all its gradients.
     forward = forward_of(spec)
@@ -80,10 +63,10 @@ def _rewritten(spec: AttentionSpec, terms: _Terms) -> Chain:
     wanted = forward.options.differentiable
     backward = forward.backward(backward_options(forward.options, wanted, has_lse_grad=False))
     both = (first_chain, _chain(backward, terms, moves))
-    return in_parts(chain, terms.parts([x for x in both if not x.reasons]))
+    return divided(chain, terms.choose_parts([x for x in both if not x.reasons]))
 
 
-def _chain(spec: AttentionSpec, terms: _Terms, moves: frozenset[str] | None) -> Chain:
+def _chain(spec: AttentionSpec, terms: Terms, moves: frozenset[str] | None) -> Chain:
     """The chain of a call, not divided into parts.
 
     Args:
@@ -105,7 +88,7 @@ class _Search:
     """The state of a search: the call so far, and the steps that led to it."""
 
     spec: AttentionSpec
-    terms: _Terms
+    terms: Terms
     moves: frozenset[str] | None
     """See `_chain`."""
     steps: list[Step] = field(default_factory=list[Step])
@@ -201,7 +184,7 @@ class _Search:
             return left
         if other not in self.others:
             terms = replace(self.terms, may_fall_back=False, first=None)
-            self.others[other] = _rewritten(other, terms)
+            self.others[other] = rewritten(other, terms)
         return left + tuple(x for x in self.others[other].reasons if x not in left)
 
     def _take(self, steps: Sequence[Step], spec: AttentionSpec, left: tuple[Reason, ...]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.as_mask_or_bias import SLOPES_AS_BIAS
 from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP
 from attn_dispatch.core.rewrites.mods_as_arrays import SUM_AS_BIAS

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.kv_cache.last_keys import with_last_keys
+from attn_dispatch.core.rewrites.kv_cache.merged_keys import results_of, with_keys_merged
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Calls,
@@ -28,21 +28,21 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     without_band,
 )
-from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.row_ids import row_lengths
 
 MAX_QUERIES = 16
 """The most queries of a row. For 16 queries an H200 takes 352 µs as heads, and 597 µs with a kernel
 for several queries (16 rows of 8,192 keys, 32 heads on 8, 128 dims)."""
 
-_CANNOT_GO = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
-"""Operands that treat the queries of a row differently; and sinks, which need the merged lse."""
+_REFUSED = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
+"""Operands with which the rewrite does not apply: those that treat the queries of a row
+differently, and sinks, which need the merged lse."""
 
 
 def _when(spec: AttentionSpec) -> bool:
     if not 1 < spec.seq_len_q <= MAX_QUERIES or spec.is_packed:
         return False
-    if not spec.has("key_value_seq_lengths") or any(map(spec.has, _CANNOT_GO)):
+    if not spec.has("key_value_seq_lengths") or any(map(spec.has, _REFUSED)):
         return False
     if spec.meaning.mods or spec.wanted.needs_max or spec.wanted.needs_keep or spec.is_empty:
         return False
@@ -88,17 +88,15 @@ def _compute(
         end = jnp.minimum((keys - queries)[:, None] + t + 1, keys[:, None])
         places = seen_by_all[:, None] + jnp.arange(spec.seq_len_q - 1, dtype=jnp.int32)[None]
         is_seen = places[:, None] < end[..., None]
-        out, lse = with_last_keys(spec, operands, (out, lse), places, is_seen)
-    lse = jnp.where((t < queries[:, None])[..., None], lse, -jnp.inf)
-    out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
-    results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
-    return nan_where_invalid(spec, operands, results)
+        out, lse = with_keys_merged(spec, operands, (out, lse), places, is_seen)
+    return results_of(spec, operands, out, lse, t < queries[:, None])
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Whether the scores are unmodified except, at most, by a bottom-right causal mask.
+    """Whether the call, if it has no operand of `_REFUSED`, has plain scores.
 
-    The call has none of the operands that modify scores, except perhaps a bias.
+    Plain scores are scale · q · k, at most with a causal mask from the bottom right: they have
+    neither a soft cap nor a bias.
     """
     is_causal = spec.band == (None, 0) and spec.meaning.causal_alignment == "bottom_right"
     if spec.meaning.logits_soft_cap is not None or spec.has("bias"):

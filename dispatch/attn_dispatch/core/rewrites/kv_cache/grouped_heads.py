@@ -23,7 +23,7 @@ from attn_dispatch.core.rewrites.rewrite import PAGES, Calls, NamedArrays, Rewri
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged_parts
 
-_BY_HEAD = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
+_REFUSED = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
 MOST_AS_HEADS = 32
 """The most queries times heads of a group for which a kernel for decoding is faster. Its tiles have
@@ -48,7 +48,7 @@ def _when(spec: AttentionSpec) -> bool:
         or spec.meaning.mods
     ):
         return False
-    if spec.wanted.needs_max or spec.wanted.needs_keep or any(map(spec.has, _BY_HEAD)):
+    if spec.wanted.needs_max or spec.wanted.needs_keep or any(map(spec.has, _REFUSED)):
         return False
     if spec.seq_len_q * _group(spec) <= MOST_AS_HEADS or spec.seq_len_q >= _TILE:
         return False

@@ -27,7 +27,8 @@ from attn_dispatch.semantics.row_ids import row_lengths
 _LEAST_SAVED = 4
 """The least ratio of all keys to those copied. A copy reads and writes what a kernel only reads."""
 
-_BY_PAIR = ("bias", "mask", "window", "dropout_key")
+_REFUSED = ("bias", "mask", "window", "dropout_key")
+"""Operands with which the rewrite does not apply."""
 
 
 def _when(spec: AttentionSpec) -> bool:
@@ -36,7 +37,7 @@ def _when(spec: AttentionSpec) -> bool:
         return False
     if not spec.has("key_value_seq_lengths") or spec.is_packed or spec.is_empty:
         return False
-    if any(map(spec.has, _BY_PAIR)) or spec.meaning.mods or spec.wanted.needs_keep:
+    if any(map(spec.has, _REFUSED)) or spec.meaning.mods or spec.wanted.needs_keep:
         return False
     least = _LEAST_SAVED
     if spec.seq_len_q > MAX_QUERIES:

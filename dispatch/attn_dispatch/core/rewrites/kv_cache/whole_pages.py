@@ -25,7 +25,11 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.kv_cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES, is_plain
 from attn_dispatch.core.rewrites.kv_cache.grouped_heads import MOST_AS_HEADS, PART
-from attn_dispatch.core.rewrites.kv_cache.last_keys import MAX_LAST_PAIRS, with_last_keys
+from attn_dispatch.core.rewrites.kv_cache.merged_keys import (
+    MOST_MERGED_PAIRS,
+    results_of,
+    with_keys_merged,
+)
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     LENGTHS,
@@ -37,13 +41,13 @@ from attn_dispatch.core.rewrites.rewrite import (
     keys_as_rows,
     without_band,
 )
-from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import row_lengths
 from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
-_BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
+_REFUSED = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
+"""Operands with which the rewrite does not apply."""
 
 _TILE = PART
 """A table has room for a multiple of this many keys."""
@@ -121,10 +125,7 @@ def _compute(
         out, lse = merged(out, lse, *rest)
     elif plan.before or plan.after:
         out, lse = _by_xla(spec, operands, plan, ends, calls, (out, lse))
-    lse = jnp.where((t < ends.queries[:, None])[..., None], lse, -jnp.inf)
-    out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
-    results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
-    return nan_where_invalid(spec, operands, results)
+    return results_of(spec, operands, out, lse, t < ends.queries[:, None])
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _can_be_split(spec: AttentionSpec) -> bool:
     """Whether the results follow from those of whole blocks and those of the other keys."""
     if spec.is_empty or spec.promises.whole_pages or spec.is_packed:
         return False
-    if not spec.has("key_value_seq_lengths") or any(map(spec.has, _BY_PAIR)) or spec.meaning.mods:
+    if not spec.has("key_value_seq_lengths") or any(map(spec.has, _REFUSED)) or spec.meaning.mods:
         return False
     if spec.wanted.needs_max or spec.wanted.needs_keep or 0 in (spec.head_dim, spec.head_dim_v):
         return False
@@ -309,8 +310,8 @@ def _by_xla(
     if right is not None:
         may_attend &= place <= diagonal + right
     bias = _bias_at(operands["bias"], places) if spec.has("bias") else None
-    if spec.seq_len_q * length <= MAX_LAST_PAIRS:
-        return with_last_keys(spec, operands, results, places, may_attend, bias)
+    if spec.seq_len_q * length <= MOST_MERGED_PAIRS:
+        return with_keys_merged(spec, operands, results, places, may_attend, bias)
     key, value = keys_at(spec, operands, places)
     # Values past a length may be NaN, and 0 · NaN would be NaN.
     is_read = may_attend.any(axis=1)[..., None, None]

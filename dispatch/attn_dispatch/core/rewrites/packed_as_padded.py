@@ -2,7 +2,7 @@
 
 Each sequence becomes a batch row with lengths. Padding costs a kernel little time, because it skips
 what lies past a length, but it costs memory. So if the padded sequences together would have more
-pairs than a mask over all pairs, `dense.py` makes that mask instead.
+pairs than a mask over all pairs, `as_mask_or_bias.py` makes that mask instead.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from attn_dispatch.semantics.packing import SequenceRanges
 
 _QUERY_ROWS = ("query", "out", "out_grad")
 _KEY_ROWS = ("key", "value")
-_BY_HEAD = ("lse", "lse_grad", "row_max")
+_ROWS_BY_HEAD = ("lse", "lse_grad", "row_max")
 """Arrays [B, N, T]."""
 _OF_BATCH_ROW = ("alibi_slopes", "sinks")
-_CANNOT_GO = ("bias", "mask", "window")
-"""Operands over pairs, which would have to be divided too, and window, which has a batch row."""
+_REFUSED = ("bias", "mask", "window")
+"""Operands with which the rewrite does not apply: those over pairs, which would have to be divided
+too, and window, which has a batch row."""
 
 
 def _when(spec: AttentionSpec) -> bool:
     # A mod's b would become the number of the sequence.
-    if not spec.is_packed or any(map(spec.has, _CANNOT_GO)) or spec.meaning.mods:
+    if not spec.is_packed or any(map(spec.has, _REFUSED)) or spec.meaning.mods:
         return False
     number = spec.most_sequences
     t, s = spec.longest_sequences
@@ -60,7 +61,7 @@ def _arrays(spec: AttentionSpec) -> dict[str, tuple[tuple[int, ...], str]]:
         if x.name in _QUERY_ROWS + _KEY_ROWS:
             length = t if x.name in _QUERY_ROWS else s
             arrays[x.name] = ((batch, length, *x.shape[2:]), x.dtype)
-        elif x.name in _BY_HEAD:
+        elif x.name in _ROWS_BY_HEAD:
             arrays[x.name] = ((batch, x.shape[1], t), x.dtype)
         elif x.name in _OF_BATCH_ROW and x.shape[0] > 1:
             arrays[x.name] = ((batch, x.shape[1]), x.dtype)
@@ -102,7 +103,7 @@ def _padded(
             given[name] = queries.padded(x)
         elif name in _KEY_ROWS:
             given[name] = keys.padded(x)
-        elif name in _BY_HEAD:
+        elif name in _ROWS_BY_HEAD:
             given[name] = jnp.swapaxes(queries.padded(jnp.swapaxes(x, 1, 2)), 1, 2)
         elif name in _OF_BATCH_ROW and x.shape[0] > 1:
             given[name] = jnp.repeat(x, _number(spec), axis=0)
@@ -119,7 +120,7 @@ def _packed(
             found[name] = queries.packed(x, 0)
         elif name in _KEY_ROWS:
             found[name] = keys.packed(x, 0)
-        elif name in _BY_HEAD:
+        elif name in _ROWS_BY_HEAD:
             by_row = queries.packed(jnp.swapaxes(x, 1, 2), -jnp.inf)
             found[name] = jnp.swapaxes(by_row, 1, 2)
         elif name == "keep":

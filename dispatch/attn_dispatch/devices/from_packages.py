@@ -36,8 +36,8 @@ REQUIRED_NAMES = (
 _PLATFORMS = ("cuda", "rocm", "cpu")
 
 
-class Extra:
-    """An `Implementation` made of another package's module."""
+class FromPackage:
+    """An `Implementation` made from another package's module."""
 
     IS_EXTRA = True
 
@@ -53,24 +53,24 @@ class Extra:
         self.DROPS_BY_POSITION: bool = getattr(module, "DROPS_BY_POSITION", False)
 
     @staticmethod
-    def of(entry: EntryPoint) -> Extra:
+    def of(entry: EntryPoint) -> FromPackage:
         """The implementation that an entry point names; if it is unusable, one that says why."""
         try:
             module = entry.load()
         except (Exception, SystemExit) as error:
-            return Extra(entry, None, f"{type(error).__name__}: {error}")
+            return FromPackage(entry, None, f"{type(error).__name__}: {error}")
         missing = ", ".join(name for name in REQUIRED_NAMES if not hasattr(module, name))
         if missing:
-            return Extra(entry, None, f"{entry.value} lacks {missing}")
+            return FromPackage(entry, None, f"{entry.value} lacks {missing}")
         if module.NAME != entry.name:
-            return Extra(entry, None, f"{entry.value} calls itself {module.NAME!r}")
+            return FromPackage(entry, None, f"{entry.value} calls itself {module.NAME!r}")
         if module.PLATFORM not in _PLATFORMS:
             wrong = f"PLATFORM: expected one of {_PLATFORMS}, got {module.PLATFORM!r}"
-            return Extra(entry, None, wrong)
+            return FromPackage(entry, None, wrong)
         if not _is_collection_of(module.FEATURES, str):
             wrong = f"FEATURES: expected a tuple of names, got {module.FEATURES!r}"
-            return Extra(entry, None, wrong)
-        return Extra(entry, module)
+            return FromPackage(entry, None, wrong)
+        return FromPackage(entry, module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
@@ -196,8 +196,8 @@ def _is_collection_of(value: object, kind: type | UnionType) -> bool:
 
 
 @lru_cache(maxsize=1)
-def installed() -> tuple[Extra, ...]:
+def installed() -> tuple[FromPackage, ...]:
     """The implementations of all installed packages, in the order of their names, found once."""
     entries = sorted(entry_points(group=GROUP), key=lambda x: x.name)
     by_name = {entry.name: entry for entry in reversed(entries)}
-    return tuple(Extra.of(entry) for entry in reversed(by_name.values()))
+    return tuple(FromPackage.of(entry) for entry in reversed(by_name.values()))

@@ -1,4 +1,4 @@
-"""The few keys of a row that a kernel leaves out, merged into its results by XLA.
+"""The few keys of a row that a kernel left out, merged into its results by XLA.
 
 The computation takes one key after the other, with elementwise operations alone, which XLA fuses
 into two or three kernels. Matrix products, a softmax and a merge would be a dozen kernels, each of
@@ -13,10 +13,11 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import NamedArrays
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import shares
 from attn_dispatch.semantics.pages import keys_at
 
-MAX_LAST_PAIRS = 80
+MOST_MERGED_PAIRS = 80
 """The most queries times keys. With more, matrix products are faster. 4 queries of 32 heads on one
 took 52 µs with 10 keys, and 54 µs with matrix products and 66 keys; 8 queries took 71 µs with 14
 keys, and 66 µs with matrix products and 70 keys."""
@@ -25,7 +26,7 @@ _FEW = 4
 """The most keys that are read from their pages again for each query and head; more are copied."""
 
 
-def with_last_keys(
+def with_keys_merged(
     spec: AttentionSpec,
     operands: NamedArrays,
     results: tuple[jax.Array, jax.Array],
@@ -76,3 +77,25 @@ def with_last_keys(
     for j, share in enumerate(of_keys):
         found += part(share, value[:, j][:, None, :, None])
     return found.reshape(out.shape), lse.reshape(*out.shape[:3])
+
+
+def results_of(
+    spec: AttentionSpec,
+    operands: NamedArrays,
+    out: jax.Array,
+    lse: jax.Array,
+    is_query: jax.Array,
+) -> NamedArrays:
+    """The call's results, with padding rows cleared and invalid rows NaN.
+
+    Args:
+      spec: the call.
+      operands: its arrays.
+      out: [B, T, N, V], the output over all keys.
+      lse: [B, T, N], -inf in rows that attend to no key.
+      is_query: bool [B, T], False behind the queries of a row.
+    """
+    lse = jnp.where(is_query[..., None], lse, -jnp.inf)
+    out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
+    results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
+    return nan_where_invalid(spec, operands, results)

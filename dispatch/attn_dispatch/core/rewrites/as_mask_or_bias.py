@@ -148,8 +148,8 @@ def _compute_sequences(
         def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
             return _compute_sequences(spec, inner, dict(operands), calls)
 
-        outer = replace(calls, kernel=kernel)
-        return _compute_slopes(spec, _slopes_as_bias(spec), operands, outer)
+        then_sequences = replace(calls, kernel=kernel)
+        return _compute_slopes(spec, _slopes_as_bias(spec), operands, then_sequences)
     mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
     cleared, bad = _without_nan(spec, operands)
     results = dict(calls.kernel(for_(inner, operands | cleared | {"mask": mask})))
@@ -247,9 +247,9 @@ def _without_wrong_rows(spec: AttentionSpec, operands: NamedArrays) -> NamedArra
 
 
 def _without_nan(spec: AttentionSpec, operands: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
-    """The operands with 0 in padding rows and in rows that are not finite; and the latter rows.
+    """The operands with 0 in padding rows and in bad rows, and which rows are bad.
 
-    Those are bool [B, T] under "query" and bool [B, S] under "key".
+    A row is bad if it holds NaN or an infinity: bool [B, T] as "query" and [B, S] as "key".
     """
     positions = Positions.of(spec, operands)
     assert positions.query_ids is not None and positions.key_ids is not None
