@@ -173,7 +173,7 @@ def test_only_sentences_of_others_become_rules():
         for path in folder.rglob("*.py")
         if path.name != "reason.py" and "reason_from_sentence(" in (text := path.read_text())
     }
-    assert set(callers.pop("devices/extra.py")) == {"self.NAME"}
+    assert set(callers.pop("devices/from_packages.py")) == {"self.NAME"}
     assert callers == {"cudnn/__init__.py": ['"cudnn/engine"', '"cudnn/plan"']}
 
 

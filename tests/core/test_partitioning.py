@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from tests.support.repository import ROOT, environment
 
 TOLERANCE = 5e-6  # shards can sum in another order
 
 
 @pytest.fixture(scope="module")
 def report():
-    script = pathlib.Path(__file__).with_name("partitioned_calls.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.core.partitioned_calls"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

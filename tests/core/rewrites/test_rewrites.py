@@ -286,7 +286,7 @@ def _keys_reversed(
 BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     "no sink": ("sinks", sinks, "with_sinks", lambda results, _: results),
     "a sink's gradient": ("sinks", sinks, "sinks_grad", lambda spec, x: -sinks_grad(spec, x)),
-    "rows without keys": ("a bias that is", row_bias, "_zero_in", lambda is_padding, x: x),
+    "rows without keys": ("a bias that is", row_bias, "_cleared", lambda is_padding, x: x),
     "a row's gradient": (
         "a bias that is", row_bias, "_row_grad", lambda spec, x: jnp.zeros_like(x["lse"]) + 1
     ),
