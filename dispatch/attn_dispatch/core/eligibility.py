@@ -204,7 +204,7 @@ _SCRATCH_LIMIT = Rule[_Scratch](
     "scratch_limit",
     lambda x: x.limit.is_strict and x.bytes > x.limit.bytes,
     "scratch memory: takes {taken}{parts}, and {most}",
-    "allow more: scratch_limit",
+    "set a larger scratch_limit",
     facts=lambda x: {
         "bytes": x.bytes,
         "taken": in_units(x.bytes),
