@@ -41,7 +41,6 @@ def pytest_configure(config):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
-    _compile_once(config)
 
 
 def _share_plans(config):
@@ -53,25 +52,6 @@ def _share_plans(config):
         folder = tempfile.TemporaryDirectory(prefix="plans-")
         config.add_cleanup(folder.cleanup)
         os.environ["ATTN_DISPATCH_PLANS"] = folder.name
-
-
-def _compile_once(config):
-    """Let XLA compile each program once in this process and in those that its tests start.
-
-    Many tests trace a program again that another test has compiled. Each process has a separate
-    folder, which it removes at the end, since JAX does not write the files in it atomically.
-    """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    folder = tempfile.TemporaryDirectory(prefix="compiled-")
-    config.add_cleanup(folder.cleanup)
-    for name, value in {
-        "jax_compilation_cache_dir": folder.name,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }.items():
-        os.environ[name.upper()] = str(value)
-        jax.config.update(name, value)
 
 
 def _take_share_of_cores(config):
