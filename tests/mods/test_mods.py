@@ -17,27 +17,10 @@ from attn_dispatch.core.rewrites.results_by_xla import MOD_GRADIENTS_BY_XLA
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.xla import blocks
+from tests.support.mod_arrays import KEY, OUT_GRAD, SLOPES, B, H, K, N, Q, S, T, V, gradients
 from tests.support.option_parts import options_with, spec_with
 
-B, T, S, N, K, H = 2, 21, 26, 4, 2, 8
-
-
-_rng = np.random.default_rng(0)
-
-
-Q, KEY, V = (
-    jnp.asarray(_rng.standard_normal(x), jnp.float32)
-    for x in ((B, T, N, H), (B, S, K, H), (B, S, K, H))
-)
-
-
-OUT_GRAD = jnp.asarray(_rng.standard_normal((B, T, N, H)), jnp.float32)
-
-
-SLOPES = jnp.asarray(_rng.random(N), jnp.float32)
-
-
-TABLE = jnp.asarray(_rng.standard_normal((N, 8)), jnp.float32)
+TABLE = jnp.asarray(np.random.default_rng(1).standard_normal((N, 8)), jnp.float32)
 
 
 PREFIX = jnp.array([3, 9])
@@ -66,11 +49,6 @@ def by_definition(q, k, v, score_of, mask) -> jax.Array:
     p = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
     out = jnp.einsum("bkgts,bskh->btkgh", p.reshape(-1, K, N // K, T, S), v)
     return out.reshape(q.shape)
-
-
-def gradients(call, *arrays: Any) -> tuple[jax.Array, ...]:
-    numbers = tuple(range(len(arrays)))
-    return jax.jit(jax.grad(lambda *x: (call(*x) * OUT_GRAD).sum(), numbers))(*arrays)
 
 
 def assert_same(got: Any, expected: Any, tolerance: float = 2e-5) -> None:
