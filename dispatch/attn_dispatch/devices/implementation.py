@@ -54,7 +54,7 @@ class Implementation(Protocol):
 
     @property
     def IS_EXTRA(self) -> bool:
-        """Whether it is an extra: it needs an optional package, whose absence causes no warning."""
+        """True for an extra: a package that may be missing, without a warning, is needed."""
         ...
 
     @property
