@@ -16,16 +16,20 @@ from attn_dispatch.warning import (
     AttentionFallbackWarning,
     AttentionShardingWarning,
 )
+from attn_dispatch.whole_programs import explain_program
+from attn_dispatch.whole_programs.explained import ProgramExplanation
 
 __all__ = [
     "AttentionConventionWarning",
     "AttentionFallbackWarning",
     "AttentionShardingWarning",
     "Explanation",
+    "ProgramExplanation",
     "__version__",
     "dot_product_attention",
     "dropout_mask",
     "explain",
+    "explain_program",
     "fallback",
     "integrations",
     "mods",

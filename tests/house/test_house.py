@@ -30,6 +30,7 @@ LAYERS = {
             "public_names",
             "implementation",
             "inspection",
+            "whole_programs",
             "integrations",
             "mods",
             "public_call",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from attn_dispatch.typed_jax import JaxClient
@@ -37,6 +37,13 @@ try:
     from jax.interpreters import ad, batching, mlir
 except ImportError as error:
     raise UnsupportedJax("jax.interpreters.ad, batching and mlir") from error
+
+try:
+    from jax.interpreters import partial_eval
+
+    _dce_jaxpr = cast("Callable[..., tuple[Jaxpr, object]]", partial_eval.dce_jaxpr)
+except (ImportError, AttributeError) as error:
+    raise UnsupportedJax("dce_jaxpr in jax.interpreters.partial_eval") from error
 
 try:
     from jax._src import dispatch
@@ -99,6 +106,7 @@ __all__ = [
     "batching",
     "custom_partitioning",
     "error_checks",
+    "frames_of",
     "is_export",
     "jet_rules",
     "lower_as",
@@ -114,6 +122,7 @@ __all__ = [
     "types_of",
     "varying_axes",
     "with_devices",
+    "without_dead_code",
 ]
 
 
@@ -207,6 +216,21 @@ def _mesh_of_program(module: mlir.ModuleContext, count: int) -> AbstractMesh | N
         if math.prod(sizes.values()) == count:
             return AbstractMesh(tuple(sizes.values()), tuple(sizes))
     return None
+
+
+def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """The program without equations whose results nothing uses, as JAX lowers it."""
+    return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
+def frames_of(equation: JaxprEqn) -> list[tuple[str, int, str]]:
+    """The file, line and function of each frame in which an equation was traced, innermost first.
+
+    Empty if JAX did not keep them.
+    """
+    traceback = getattr(equation.source_info, "traceback", None)
+    frames = cast("Sequence[Any]", getattr(traceback, "frames", ()))
+    return [(x.file_name, x.line_num, x.function_name) for x in frames]
 
 
 def lower_typed_as(

@@ -1,0 +1,97 @@
+"""The attention calls of attn_dispatch in a program, each with what its two directions run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from jax.extend.core import JaxprEqn
+
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
+from attn_dispatch.typed_jax import type_of
+from attn_dispatch.whole_programs.places import Place, place_of
+from attn_dispatch.whole_programs.walk import Runs
+
+
+@dataclass
+class Calls:
+    """The calls at one line whose forward calls agree in meaning and shapes."""
+
+    place: Place | None
+    forward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
+    """The forward calls, which may differ in their results, and how often each runs."""
+    backward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
+
+
+_Key = tuple[Place | None, AttentionSpec]
+
+
+class OwnCalls:
+    """Collects the calls of a program while it is walked."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Key, Calls] = {}
+
+    def note(self, equation: JaxprEqn, runs: Runs) -> bool:
+        """Take the operation if it is a call; returns whether it is one."""
+        if equation.primitive not in (attn_fwd_p, attn_bwd_p):
+            return False
+        spec, place = _spec_of(equation), place_of(equation)
+        key = (place, _meant(spec))
+        calls = self._found.setdefault(key, Calls(place))
+        specs = calls.backward if spec.is_backward else calls.forward
+        specs[spec] = specs[spec] + runs if spec in specs else runs
+        return True
+
+    def pairs(self) -> list[Pair]:
+        """Each forward call with the backward call that belongs to it, in order."""
+        return [pair for calls in self._found.values() for pair in _paired(calls)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A forward call and its backward call; one of them may be missing."""
+
+    place: Place | None
+    forward: AttentionSpec | None
+    forward_runs: Runs
+    backward: AttentionSpec | None
+    backward_runs: Runs
+
+
+def _spec_of(equation: JaxprEqn) -> AttentionSpec:
+    """The call with the shapes that the operation has where it is: local ones in a shard_map."""
+    options = cast("AttentionOptions", equation.params["options"])
+    return LeadingCall.of([type_of(x) for x in equation.invars], options).spec
+
+
+def _meant(spec: AttentionSpec) -> AttentionSpec:
+    """The forward call that a call is or belongs to, whatever it returns."""
+    options = spec.options.forward
+    return AttentionSpec(options, spec.operands[: len(options.operands)])
+
+
+def _paired(calls: Calls) -> Sequence[Pair]:
+    """A backward call belongs to a forward call that is differentiated."""
+    never = Runs(0)
+    # Stable: calls that are differentiated first, each in the order of the program.
+    forward = sorted(calls.forward, key=lambda x: not x.wanted.differentiated)
+    backward = list(calls.backward)
+    pairs: list[Pair] = []
+    for i in range(max(len(forward), len(backward))):
+        first = forward[i] if i < len(forward) else None
+        last = backward[i] if i < len(backward) else None
+        pairs.append(
+            Pair(
+                calls.place,
+                first,
+                never if first is None else calls.forward[first],
+                last,
+                never if last is None else calls.backward[last],
+            )
+        )
+    return pairs
