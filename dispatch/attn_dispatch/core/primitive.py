@@ -37,7 +37,7 @@ from attn_dispatch.core.partitioning import partitioned
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import device_for
+from attn_dispatch.devices.target import device_for, devices_to_ask
 from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.typed_jax import bind
 
@@ -101,7 +101,9 @@ def _compute(
 ) -> tuple[jax.Array, ...]:
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
-    device = device_for(platform)
+    *targets, device = devices_to_ask(platform)
+    for target in targets:
+        _chosen(spec, target)
     if spec.wanted.differentiated:
         background_planning.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
