@@ -16,7 +16,7 @@ from attn_dispatch.warning import (
     AttentionFallbackWarning,
     AttentionShardingWarning,
 )
-from attn_dispatch.whole_programs import explain_program
+from attn_dispatch.whole_programs import assert_kernels, explain_program
 from attn_dispatch.whole_programs.explained import ProgramExplanation
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Explanation",
     "ProgramExplanation",
     "__version__",
+    "assert_kernels",
     "dot_product_attention",
     "dropout_mask",
     "explain",

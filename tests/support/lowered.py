@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from typing import Any
@@ -47,13 +48,14 @@ def _printed(x: Attribute) -> str:
     return f"{x} : i64" if isinstance(x, int) else f'"{x}"'
 
 
-def kernel_runs(function: Any, *arguments: Any) -> Counter[tuple[str, tuple[int, ...]]]:
+def kernel_runs(function: Any, *arguments: Any) -> Counter[tuple[str, int]]:
     """The custom calls of the program lowered for CUDA: how often each runs, by its name and the
-    shape of its first operand. Loops must have a known number of rounds."""
+    size of its first operand with rows, heads and dims. Loops must have a known number of rounds.
+    """
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
     module = lowered.compiler_ir("stablehlo")
-    functions = {x.name.value: x for x in module.body.operations}
-    found: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    functions = {x.name.value: x for x in module.body.operations if x.operation.name == "func.func"}
+    found: Counter[tuple[str, int]] = Counter()
 
     def count(region: Any, times: int) -> None:
         for operation in (x for block in region.blocks for x in block.operations):
@@ -65,8 +67,9 @@ def kernel_runs(function: Any, *arguments: Any) -> Counter[tuple[str, tuple[int,
                 count(operation.regions[1], times * _rounds(operation.regions[0]))
             elif name == "stablehlo.custom_call":
                 target = operation.attributes["call_target_name"].value
-                shape = tuple(operation.operands[0].type.shape) if len(operation.operands) else ()
-                found[target, shape] += times
+                shapes = [x.type.shape for x in operation.operands]
+                query = next((x for x in shapes if len(x) >= 3), ())
+                found[target, math.prod(query)] += times
             else:
                 for inner in operation.regions:
                     count(inner, times)

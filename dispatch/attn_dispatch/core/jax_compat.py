@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -91,6 +91,11 @@ try:
 except ImportError as error:
     raise UnsupportedJax("jax.experimental.custom_partitioning") from error
 
+try:
+    from jax._src.cudnn import fused_attention_stablehlo as _cudnn_of_jax
+except ImportError:  # only explanations of programs that call it need it
+    _cudnn_of_jax = None
+
 Context = mlir.LoweringRuleContext
 """The context that a lowering rule gets beside the operands."""
 
@@ -119,6 +124,7 @@ __all__ = [
     "run_eagerly",
     "set_xla_metadata",
     "sharded_like",
+    "tracing_for_nvidia",
     "types_of",
     "varying_axes",
     "with_devices",
@@ -231,6 +237,36 @@ def frames_of(equation: JaxprEqn) -> list[tuple[str, int, str]]:
     traceback = getattr(equation.source_info, "traceback", None)
     frames = cast("Sequence[Any]", getattr(traceback, "frames", ()))
     return [(x.file_name, x.line_num, x.function_name) for x in frames]
+
+
+@contextmanager
+def tracing_for_nvidia(capability: tuple[int, int]) -> Iterator[None]:
+    """A block in which JAX traces its call of cuDNN's attention where there is no cuDNN.
+
+    `jax.nn.dot_product_attention(implementation="cudnn")` asks for cuDNN's version and the GPU when
+    it is traced, and raises where there is none. Other threads see the same answers meanwhile.
+
+    Args:
+      capability: the compute capability of the GPU that is traced for.
+    """
+    module, answers = _cudnn_of_jax, dict[str, Callable[..., object]]()
+    if module is not None:
+        answers["check_cudnn_version"] = lambda: _ASSUMED_CUDNN
+        answers["check_compute_capability"] = lambda least: (
+            capability >= tuple(map(int, str(least).split(".")))
+        )
+    before = {name: getattr(module, name) for name in answers if hasattr(module, name)}
+    try:
+        for name in before:
+            setattr(module, name, answers[name])
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+_ASSUMED_CUDNN = 91_900
+"""9.19.0, in cuDNN's numbering."""
 
 
 def lower_typed_as(

@@ -7,7 +7,7 @@ holds all of these, and uses those that its query heads need.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -260,6 +260,36 @@ def shard_call(
             x = cast("jax.Array", jax.lax.psum(x, over)).astype(dtype)
         gradients.append(x)
     return tuple(gradients)
+
+
+def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:
+    """The spec of the call that each device computes. Nothing is computed, and no device is needed.
+
+    Args:
+      shards: how the call is split.
+      call: the whole call.
+    """
+    found: list[AttentionSpec] = []
+
+    def bind(options: AttentionOptions) -> Callable[..., list[jax.Array]]:
+        def note(*own: jax.Array) -> list[jax.Array]:
+            found.append(AttentionSpec.of(own, options))
+            return [jnp.zeros(x.shape, x.dtype) for x in found[0].results]
+
+        return note
+
+    def part(name: str, dtype: str) -> jax.ShapeDtypeStruct:
+        shape, split = call.shape(name), shards.spec_of(layout(call, name))
+        ways = (shards.ways(_entry(split, i)) for i in range(len(shape)))
+        own = tuple(size // n for size, n in zip(shape, ways, strict=True))
+        return jax.ShapeDtypeStruct(own, jnp.dtype(dtype))
+
+    parts = (part(x.name, x.dtype) for x in call.operands)
+    trace = jax.make_jaxpr(
+        lambda *own: shard_call(bind, call, shards, own), axis_env=list(shards.sizes)
+    )
+    trace(*parts)
+    return found[0]
 
 
 def _index(axes: tuple[str, ...]) -> jax.Array | int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import Explanation, verdict_lines
 from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.devices.device import Device
 from attn_dispatch.text import counted, wrapped
+from attn_dispatch.whole_programs.other_attention import OtherAttention
 from attn_dispatch.whole_programs.places import Place
 from attn_dispatch.whole_programs.walk import Runs
 
@@ -25,6 +26,8 @@ class ProgramCall:
     forward_runs: Runs
     """How often its forward pass runs: 0 if the program has only the backward pass."""
     backward_runs: Runs
+    share: str
+    """On a mesh: which part of the program's call one device computes."""
     explanation: Explanation
     """As `attn_dispatch.explain` gives it, for the part that one device computes. It has no verdict
     about a direction that does not run."""
@@ -47,13 +50,14 @@ class ProgramCall:
         runs = [
             f"{direction} {times}"
             for direction, times in (
-                ("forward", self.forward_runs),
+                (self.explanation.call.wanted.derivative or "forward", self.forward_runs),
                 ("backward", self.backward_runs),
             )
             if times != Runs(0)
         ]
         lines = wrapped("line      ", _text_of(self.place), width)
         lines += wrapped("call      ", str(self.explanation.call), width)
+        lines += wrapped("share     ", self.share, width) if self.share else []
         lines += wrapped("runs      ", "; ".join(runs), width)
         device = self.explanation.device
         for direction, verdicts in self._directions:
@@ -71,11 +75,18 @@ class ProgramExplanation:
     device: Device
     calls: tuple[ProgramCall, ...]
     """The calls of attn_dispatch, in the order of the program."""
+    others: tuple[OtherAttention, ...]
+    """Attention that is no call of attn_dispatch: matrix products, `jax.nn`, another's kernel."""
 
     @property
     def fallbacks(self) -> tuple[ProgramCall, ...]:
         """The calls of which a direction is not run by a vendor's kernel."""
         return tuple(x for x in self.calls if x.fallbacks)
+
+    def without_kernel(self, width: int = _WIDTH) -> str:
+        """The part of the list that a vendor's kernel does not run; "" if there is none."""
+        rest = replace(self, calls=self.fallbacks)
+        return rest.text(width) if rest.calls or rest.others or not self.calls else ""
 
     def __str__(self) -> str:
         return self.text()
@@ -89,6 +100,11 @@ class ProgramExplanation:
         ]
         for call in self.calls:
             lines += ["", *call.lines(width)]
+        if self.others:
+            number = counted(len(self.others), "attention")
+            lines += ["", *wrapped("", f"not through attn_dispatch: {number}", width)]
+            for other in self.others:
+                lines += wrapped("  - ", str(other), width)
         return "\n".join(lines)
 
 

@@ -8,11 +8,13 @@ from typing import cast
 
 from jax.extend.core import JaxprEqn
 
-from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.derivatives import attn_jvp_p
+from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
 from attn_dispatch.typed_jax import type_of
+from attn_dispatch.whole_programs.one_device import of_one_device
 from attn_dispatch.whole_programs.places import Place, place_of
 from attn_dispatch.whole_programs.walk import Runs
 
@@ -22,6 +24,7 @@ class Calls:
     """The calls at one line whose forward calls agree in meaning and shapes."""
 
     place: Place | None
+    share: str
     forward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
     """The forward calls, which may differ in their results, and how often each runs."""
     backward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
@@ -38,11 +41,11 @@ class OwnCalls:
 
     def note(self, equation: JaxprEqn, runs: Runs) -> bool:
         """Take the operation if it is a call; returns whether it is one."""
-        if equation.primitive not in (attn_fwd_p, attn_bwd_p):
+        if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
             return False
-        spec, place = _spec_of(equation), place_of(equation)
-        key = (place, _meant(spec))
-        calls = self._found.setdefault(key, Calls(place))
+        spec, share = _call_in(equation)
+        place = place_of(equation)
+        calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
         specs = calls.backward if spec.is_backward else calls.forward
         specs[spec] = specs[spec] + runs if spec in specs else runs
         return True
@@ -57,16 +60,24 @@ class Pair:
     """A forward call and its backward call; one of them may be missing."""
 
     place: Place | None
+    share: str
+    """Which part of the program's call it is, if not all of it."""
     forward: AttentionSpec | None
     forward_runs: Runs
     backward: AttentionSpec | None
     backward_runs: Runs
 
 
-def _spec_of(equation: JaxprEqn) -> AttentionSpec:
-    """The call with the shapes that the operation has where it is: local ones in a shard_map."""
+def _call_in(equation: JaxprEqn) -> tuple[AttentionSpec, str]:
+    """The call of one device, and how it differs from the program's."""
+    types = [type_of(x) for x in equation.invars]
+    if equation.primitive is by_formula_p:
+        return cast("AttentionSpec", equation.params["spec"]), ""
     options = cast("AttentionOptions", equation.params["options"])
-    return LeadingCall.of([type_of(x) for x in equation.invars], options).spec
+    if equation.primitive is attn_jvp_p:
+        wanted = cast("tuple[str, ...]", equation.params["wanted"])
+        return spec_of_tangents(types[: len(options.operands)], options, wanted), ""
+    return of_one_device(types, options)
 
 
 def _meant(spec: AttentionSpec) -> AttentionSpec:
@@ -79,7 +90,10 @@ def _paired(calls: Calls) -> Sequence[Pair]:
     """A backward call belongs to a forward call that is differentiated."""
     never = Runs(0)
     # Stable: calls that are differentiated first, each in the order of the program.
-    forward = sorted(calls.forward, key=lambda x: not x.wanted.differentiated)
+    forward = sorted(
+        calls.forward,
+        key=lambda x: (x.wanted.derivative is not None, not x.wanted.differentiated),
+    )
     backward = list(calls.backward)
     pairs: list[Pair] = []
     for i in range(max(len(forward), len(backward))):
@@ -88,6 +102,7 @@ def _paired(calls: Calls) -> Sequence[Pair]:
         pairs.append(
             Pair(
                 calls.place,
+                calls.share,
                 first,
                 never if first is None else calls.forward[first],
                 last,

@@ -44,16 +44,26 @@ class Place:
 
 def place_of(equation: JaxprEqn) -> Place | None:
     """The line outside JAX, this package and frameworks that an operation comes from."""
-    frames = [x for x in frames_of(equation) if is_outside(x[0])]
+    frames = frames_of(equation)
     layers = [x for x in frames if _framework(x[0])]
-    frames = [x for x in frames if not _framework(x[0])] or frames
-    if not frames:
+    # A method of a layer says more than the functions that it calls.
+    layers.sort(key=lambda x: "." not in x[2] or "<locals>" in x[2])
+    outside = [x for x in frames if is_outside(x[0])]
+    users = [x for x in outside if not _framework(x[0])] or outside
+    if not users:
         return None
-    file, line, function = frames[0]
-    own = next((x for x in frames if not x[0].startswith(_INSTALLED)), None)
-    called_from = None if own is None or own == frames[0] else own[:2]
+    file, line, function = users[0]
+    own = next((x for x in users if not x[0].startswith(_INSTALLED)), users[0])
+    called_from = None if own == users[0] else own[:2]
     layer = f"{_framework(layers[0][0])}'s {layers[0][2]}" if layers else ""
     return Place(file, line, function, called_from, layer)
+
+
+def is_of_our_call(equation: JaxprEqn) -> bool:
+    """Whether this package made the operation, such as those of a derivative by formulas."""
+    files = (file for file, _, _ in frames_of(equation))
+    innermost = next((x for x in files if not x.startswith(_folder("jax"))), "")
+    return innermost.startswith(_folder("attn_dispatch"))
 
 
 def _framework(file: str) -> str:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import jax
 import numpy as np
 from jax.extend.core import Jaxpr
+from jax.sharding import AbstractMesh, Mesh
 
+from attn_dispatch.core.jax_compat import tracing_for_nvidia
+from attn_dispatch.devices.device import Device
 from attn_dispatch.typed_jax import flattened
 
 
-def traced(function: Callable[..., object], args: Sequence[object]) -> tuple[str, Jaxpr]:
+def traced(
+    function: Callable[..., object],
+    args: Sequence[object],
+    device: Device,
+    mesh: Mesh | AbstractMesh | None,
+) -> tuple[str, Jaxpr]:
     """The program's name, and the program; nothing is computed.
 
     Args:
       function: the program.
       args: its arguments. Arrays and structs are traced, all else is passed as it is.
+      device: the device that it is traced for.
+      mesh: the mesh that is set while it is traced; None leaves the one that is set.
     """
     leaves, rebuilt = flattened(tuple(args))
     where = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
@@ -29,14 +42,25 @@ def traced(function: Callable[..., object], args: Sequence[object]) -> tuple[str
         return [x for x in results if isinstance(x, jax.Array)]
 
     trace = jax.jit(program).trace
-    return _name_of(function), trace(*(leaves[i] for i in where)).jaxpr.jaxpr
+    with _for_device(device), _on_mesh(mesh):
+        found = trace(*(leaves[i] for i in where)).jaxpr
+    return getattr(function, "__name__", type(function).__name__), found.jaxpr
+
+
+def _for_device(device: Device) -> AbstractContextManager[None]:
+    """A block in which JAX traces programs that ask for the device as if it were present."""
+    arch = re.fullmatch(r"sm(\d+)(\d)", device.arch)
+    if arch is None or device.is_present:
+        return nullcontext()
+    return tracing_for_nvidia((int(arch[1]), int(arch[2])))
+
+
+def _on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[object]:
+    if mesh is None:
+        return nullcontext()
+    set_mesh = jax.set_mesh if isinstance(mesh, Mesh) else jax.sharding.use_abstract_mesh
+    return cast("AbstractContextManager[object]", set_mesh(mesh))
 
 
 def _is_traced(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
-
-
-def _name_of(function: Callable[..., object]) -> str:
-    inner = getattr(function, "__wrapped__", function)
-    inner = getattr(inner, "func", inner)  # functools.partial
-    return getattr(inner, "__qualname__", None) or type(inner).__name__
