@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -96,6 +96,13 @@ try:
 except ImportError:  # only explanations of programs that call it need it
     _cudnn_of_jax = None
 
+try:
+    from jax._src import custom_partitioning_sharding_rule as _rules_of_jax
+    from jaxlib.mlir import ir, passmanager
+    from jaxlib.mlir.dialects import sdy, stablehlo
+except ImportError as error:
+    raise UnsupportedJax("jaxlib.mlir and custom_partitioning_sharding_rule in jax._src") from error
+
 Context = mlir.LoweringRuleContext
 """The context that a lowering rule gets beside the operands."""
 
@@ -112,18 +119,25 @@ __all__ = [
     "custom_partitioning",
     "error_checks",
     "frames_of",
+    "ir",
     "is_export",
     "jet_rules",
     "lower_as",
     "lower_typed_as",
+    "mesh_of_program",
     "mlir",
     "name_p",
     "nan_error_check",
     "number_of_devices",
+    "passmanager",
     "platforms_of",
+    "result_types",
     "run_eagerly",
+    "sdy",
     "set_xla_metadata",
     "sharded_like",
+    "sharding_rule",
+    "stablehlo",
     "tracing_for_nvidia",
     "types_of",
     "varying_axes",
@@ -204,16 +218,17 @@ def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
     if len(devices) < count:
         return None
     if mesh.empty or mesh.size != count:
-        mesh = _mesh_of_program(module, count) or AbstractMesh((count,), ("all devices",))
+        mesh = mesh_of_program(context) or AbstractMesh((count,), ("all devices",))
     axes = ShardingContext(count, devices, cast("AbstractMesh", mesh))
     return context.replace(module_context=module.replace(axis_context=axes))
 
 
-def _mesh_of_program(module: mlir.ModuleContext, count: int) -> AbstractMesh | None:
-    """The mesh of `count` devices along which the program's arguments or results are sharded.
+def mesh_of_program(context: Context) -> AbstractMesh | None:
+    """The mesh of all devices along which the program's arguments or results are sharded.
 
     The types of arrays inside the program do not contain `in_shardings` and `out_shardings`.
     """
+    module, count = context.module_context, number_of_devices(context)
     attributes = next(iter(module.module.body.operations)).attributes
     names = (name for name in ("arg_attrs", "res_attrs") if name in attributes)
     text = " ".join(str(attributes[name]) for name in names)
@@ -240,7 +255,7 @@ def frames_of(equation: JaxprEqn) -> list[tuple[str, int, str]]:
 
 
 @contextmanager
-def tracing_for_nvidia(capability: tuple[int, int]) -> Iterator[None]:
+def tracing_for_nvidia(capability: tuple[int, int]) -> Generator[None]:
     """A block in which JAX traces its call of cuDNN's attention where there is no cuDNN.
 
     `jax.nn.dot_product_attention(implementation="cudnn")` asks for cuDNN's version and the GPU when
@@ -249,12 +264,15 @@ def tracing_for_nvidia(capability: tuple[int, int]) -> Iterator[None]:
     Args:
       capability: the compute capability of the GPU that is traced for.
     """
-    module, answers = _cudnn_of_jax, dict[str, Callable[..., object]]()
-    if module is not None:
-        answers["check_cudnn_version"] = lambda: _ASSUMED_CUDNN
-        answers["check_compute_capability"] = lambda least: (
-            capability >= tuple(map(int, str(least).split(".")))
-        )
+
+    def version() -> int:
+        return _ASSUMED_CUDNN
+
+    def is_at_least(least: str) -> bool:
+        return capability >= tuple(map(int, least.split(".")))
+
+    answers = {"check_cudnn_version": version, "check_compute_capability": is_at_least}
+    module = _cudnn_of_jax
     before = {name: getattr(module, name) for name in answers if hasattr(module, name)}
     try:
         for name in before:
@@ -267,6 +285,23 @@ def tracing_for_nvidia(capability: tuple[int, int]) -> Iterator[None]:
 
 _ASSUMED_CUDNN = 91_900
 """9.19.0, in cuDNN's numbering."""
+
+
+def result_types(context: Context) -> list[Any]:
+    """MLIR's types of the results of the primitive that is lowered."""
+    return [
+        ir.RankedTensorType.get(x.shape, mlir.dtype_to_ir_type(x.dtype))
+        for x in context.avals_out
+        if isinstance(x, ShapedArray)
+    ]
+
+
+def sharding_rule(
+    text: str, arguments: Mapping[str, object], operands: Sequence[Any], results: Sequence[Any]
+) -> Any:
+    """MLIR's form of a sharding rule, for operands and results of these types."""
+    rule = _rules_of_jax.str_to_sdy_sharding_rule(text, **arguments)
+    return _rules_of_jax.sdy_sharding_rule_to_mlir(rule, operands, results)
 
 
 def lower_typed_as(

@@ -22,7 +22,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import background_planning, jax_compat, select
+from attn_dispatch.core import background_planning, jax_compat, select, sketch
 from attn_dispatch.core.batching import Dims, batch_call
 from attn_dispatch.core.derivatives import (
     attn_jvp_p,
@@ -33,7 +33,7 @@ from attn_dispatch.core.explicit_axes import explicit_lowering
 from attn_dispatch.core.formulas import by_formula_p
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, MlirValues, batching, mlir
-from attn_dispatch.core.partitioning import partitioned
+from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.devices.device import Device
@@ -182,6 +182,9 @@ def _lower_partitioned(
     # partitioner decides for all of them.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         return explicit_lowering(bind, ctx, operands, options)
+
+    if AxisType.Manual not in kinds and (drawn := sketch.current()) is not None:
+        return drawn.open_call(ctx, operands, options, sharding_rule)
 
     # Inside a shard_map over some axes or all, the call is what one device computes.
     is_one = AxisType.Manual in kinds or jax_compat.number_of_devices(ctx) == 1

@@ -285,10 +285,11 @@ def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:
         return jax.ShapeDtypeStruct(own, jnp.dtype(dtype))
 
     parts = (part(x.name, x.dtype) for x in call.operands)
-    trace = jax.make_jaxpr(
-        lambda *own: shard_call(bind, call, shards, own), axis_env=list(shards.sizes)
-    )
-    trace(*parts)
+
+    def shard(*own: jax.Array) -> tuple[jax.Array, ...]:
+        return shard_call(bind, call, shards, own)
+
+    jax.make_jaxpr(shard, axis_env=list(shards.sizes))(*parts)
     return found[0]
 
 

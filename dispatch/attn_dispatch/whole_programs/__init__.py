@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import jax
 from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 from attn_dispatch import settings
 from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
+from attn_dispatch.core.sketch import Sketch, of_program
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
 from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
 from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair
-from attn_dispatch.whole_programs.tracing import traced
+from attn_dispatch.whole_programs.tracing import is_for_several_devices, traced
 from attn_dispatch.whole_programs.walk import Runs, walk
 
 
@@ -59,15 +61,16 @@ def explain_program(
     if len(targets := settings.current().targets) > 1:
         raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
     device = default_device()
-    own, others = OwnCalls(), OtherCalls()
+    program = traced(function, args, device, mesh)
+    own, others = OwnCalls(_sketch_of(program, device)), OtherCalls()
 
     def rule(equation: JaxprEqn, facts: Sequence[Fact | None], runs: Runs) -> Sequence[Fact | None]:
         if own.note(equation, runs):
             return [None for _ in equation.outvars]
         return others.rule(equation, facts, runs)
 
-    name, jaxpr = traced(function, args, device, mesh)
-    walk(without_dead_code(jaxpr), rule)
+    walk(without_dead_code(program.jaxpr.jaxpr), rule)
+    name = getattr(function, "__name__", type(function).__name__)
     calls = tuple(_explained(x, device) for x in own.pairs())
     return ProgramExplanation(name, device, calls, others.found())
 
@@ -113,6 +116,16 @@ def assert_kernels(
     if wrong := judged.without_kernel():
         raise AssertionError(f"expected a kernel for every attention, got these without:\n{wrong}")
     return found
+
+
+def _sketch_of(program: jax.stages.Traced, device: Device) -> Sketch | None:
+    """How the Auto axes of a mesh split the program's calls; None if there are none."""
+    if not is_for_several_devices(program):
+        return None
+    try:
+        return of_program(program, device.platform)
+    except Exception:  # an operation of the user's that cannot be lowered here raises anything
+        return None
 
 
 def _explained(pair: Pair, device: Device) -> ProgramCall:

@@ -12,37 +12,45 @@ from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.explicit_axes import explicit_shards
 from attn_dispatch.core.shards import Shards, device_spec
+from attn_dispatch.core.sketch import Sketch
 
 
 def of_one_device(
-    types: Sequence[ShapedArray], options: AttentionOptions
+    types: Sequence[ShapedArray], options: AttentionOptions, sketch: Sketch | None
 ) -> tuple[AttentionSpec, str]:
-    """The call of one device, and how it differs from the program's; "" if it is the same.
+    """The call of one device, and which part of the program's call that is; "" if it is all of it.
 
     Args:
       types: the types of the operands. In a shard_map they have the shapes on one device.
       options: the options of the call.
+      sketch: how Auto axes split the program's calls; None if that is not known.
     """
     whole = LeadingCall.of(types, options)
     mesh = types[0].sharding.mesh
     kinds = set(mesh.axis_types)
     # As in primitive.py, which lowers the call: types say how it is split, if no axis is Auto.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
-        shards = explicit_shards(whole, types)
-        return device_spec(shards, whole), split_by(shards)
-    manual = _named(mesh, AxisType.Manual)
-    left = "" if AxisType.Auto not in kinds else _named(mesh, AxisType.Auto)
-    notes = [f"one device's part, in a shard_map over {manual}"] if manual else []
-    notes += [f"XLA may split it along {left}"] if left else []
-    return whole.spec, "; ".join(notes)
+        return _part(explicit_shards(whole, types), whole)
+    manual, auto = (_named(mesh, kind) for kind in (AxisType.Manual, AxisType.Auto))
+    if manual:
+        part = f"one device's part, in a shard_map over {manual}"
+        return whole.spec, part + (f"; all devices along {auto} compute it" if auto else "")
+    shards = sketch and sketch.shards_of(whole)
+    if shards:
+        return _part(shards, whole)
+    return whole.spec, f"all of it: how XLA splits it along {auto} is not known" if auto else ""
 
 
-def split_by(shards: Shards) -> str:
-    """The mesh axes that split a call."""
+def _part(shards: Shards, call: LeadingCall) -> tuple[AttentionSpec, str]:
     sizes = dict(shards.sizes)
-    axes = {axis: sizes[axis] for axis in (*sum(shards.leading, ()), *shards.heads)}
-    split = ", ".join(f"{axis!r} ({size})" for axis, size in axes.items() if size > 1)
-    return f"one device's part, split along {split}" if split else ""
+    axes = [x for x in (*sum(shards.leading, ()), *shards.heads) if sizes[x] > 1]
+    split = ", ".join(f"{axis!r} ({sizes[axis]})" for axis in axes)
+    idle = ", ".join(
+        f"{axis!r} ({size})" for axis, size in sizes.items() if size > 1 and axis not in axes
+    )
+    notes = [f"one device's part, split along {split}"] if split else []
+    notes += [f"all devices along {idle} compute the same"] if idle else []
+    return device_spec(shards, call), "; ".join(notes)
 
 
 def _named(mesh: Mesh | AbstractMesh, kind: AxisType) -> str:

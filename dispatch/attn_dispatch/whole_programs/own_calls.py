@@ -13,6 +13,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.derivatives import attn_jvp_p
 from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
+from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.typed_jax import type_of
 from attn_dispatch.whole_programs.one_device import of_one_device
 from attn_dispatch.whole_programs.places import Place, place_of
@@ -36,14 +37,15 @@ _Key = tuple[Place | None, AttentionSpec]
 class OwnCalls:
     """Collects the calls of a program while it is walked."""
 
-    def __init__(self) -> None:
+    def __init__(self, sketch: Sketch | None) -> None:
+        self._sketch = sketch
         self._found: dict[_Key, Calls] = {}
 
     def note(self, equation: JaxprEqn, runs: Runs) -> bool:
         """Take the operation if it is a call; returns whether it is one."""
         if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
             return False
-        spec, share = _call_in(equation)
+        spec, share = _call_in(equation, self._sketch)
         place = place_of(equation)
         calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
         specs = calls.backward if spec.is_backward else calls.forward
@@ -68,7 +70,7 @@ class Pair:
     backward_runs: Runs
 
 
-def _call_in(equation: JaxprEqn) -> tuple[AttentionSpec, str]:
+def _call_in(equation: JaxprEqn, sketch: Sketch | None) -> tuple[AttentionSpec, str]:
     """The call of one device, and how it differs from the program's."""
     types = [type_of(x) for x in equation.invars]
     if equation.primitive is by_formula_p:
@@ -77,7 +79,7 @@ def _call_in(equation: JaxprEqn) -> tuple[AttentionSpec, str]:
     if equation.primitive is attn_jvp_p:
         wanted = cast("tuple[str, ...]", equation.params["wanted"])
         return spec_of_tangents(types[: len(options.operands)], options, wanted), ""
-    return of_one_device(types, options)
+    return of_one_device(types, options, sketch)
 
 
 def _meant(spec: AttentionSpec) -> AttentionSpec:

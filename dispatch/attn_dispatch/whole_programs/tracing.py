@@ -10,11 +10,12 @@ from typing import cast
 import jax
 import numpy as np
 from jax.extend.core import Jaxpr
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from attn_dispatch.core.jax_compat import tracing_for_nvidia
 from attn_dispatch.devices.device import Device
-from attn_dispatch.typed_jax import flattened
+from attn_dispatch.typed_jax import flattened, type_of
+from attn_dispatch.whole_programs.walk import bodies
 
 
 def traced(
@@ -22,8 +23,8 @@ def traced(
     args: Sequence[object],
     device: Device,
     mesh: Mesh | AbstractMesh | None,
-) -> tuple[str, Jaxpr]:
-    """The program's name, and the program; nothing is computed.
+) -> jax.stages.Traced:
+    """The program, traced; nothing is computed.
 
     Args:
       function: the program.
@@ -41,10 +42,26 @@ def traced(
         results, _ = flattened(function(*rebuilt(now)))
         return [x for x in results if isinstance(x, jax.Array)]
 
-    trace = jax.jit(program).trace
     with _for_device(device), _on_mesh(mesh):
-        found = trace(*(leaves[i] for i in where)).jaxpr
-    return getattr(function, "__name__", type(function).__name__), found.jaxpr
+        return jax.jit(program).trace(*(leaves[i] for i in where))
+
+
+def is_for_several_devices(program: jax.stages.Traced) -> bool:
+    """Whether a program has sharded arrays, as far as it says so itself."""
+    return _is_sharded(program.jaxpr.jaxpr)
+
+
+def _is_sharded(jaxpr: Jaxpr) -> bool:
+    if any(type_of(x).sharding.mesh.size > 1 for x in jaxpr.invars):
+        return True
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            parts = cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,))
+            if any(isinstance(x, Sharding) and x.num_devices > 1 for x in parts):
+                return True
+        if any(_is_sharded(body.jaxpr) for body in bodies(equation)):
+            return True
+    return False
 
 
 def _for_device(device: Device) -> AbstractContextManager[None]:
@@ -58,8 +75,9 @@ def _for_device(device: Device) -> AbstractContextManager[None]:
 def _on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[object]:
     if mesh is None:
         return nullcontext()
-    set_mesh = jax.set_mesh if isinstance(mesh, Mesh) else jax.sharding.use_abstract_mesh
-    return cast("AbstractContextManager[object]", set_mesh(mesh))
+    if isinstance(mesh, Mesh):
+        return jax.set_mesh(mesh)
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 def _is_traced(leaf: object) -> bool:

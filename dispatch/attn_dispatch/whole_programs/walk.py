@@ -31,14 +31,13 @@ class Runs:
         return f"at most {self.times}, in a branch" if self.is_conditional else str(self.times)
 
     def __add__(self, other: Runs) -> Runs:
-        is_known = self.times is not None and other.times is not None
-        times = self.times + other.times if is_known else None
-        return Runs(times, self.is_conditional or other.is_conditional)
+        known = None if self.times is None or other.times is None else self.times + other.times
+        return Runs(known, self.is_conditional or other.is_conditional)
 
     def repeated(self, times: int | None) -> Runs:
         """How often something runs that runs `times` in each of these."""
-        is_known = self.times is not None and times is not None
-        return replace(self, times=self.times * times if is_known else None)
+        known = None if self.times is None or times is None else self.times * times
+        return replace(self, times=known)
 
 
 Rule = Callable[[JaxprEqn, Sequence[Fact | None], Runs], Sequence[Fact | None]]
@@ -67,15 +66,15 @@ def _walk(
     know(jaxpr.invars, inputs)
     for equation in jaxpr.eqns:
         given = known(equation.invars)
-        if bodies := list(_bodies(equation, runs)):
-            know(equation.outvars, _of_bodies(equation, bodies, given, rule))
+        if inner := list(bodies(equation, runs)):
+            know(equation.outvars, _of_bodies(equation, inner, given, rule))
         else:
             know(equation.outvars, rule(equation, given, runs))
     return known(jaxpr.outvars)
 
 
 @dataclass(frozen=True)
-class _Body:
+class Body:
     """A program within an operation."""
 
     jaxpr: Jaxpr
@@ -85,11 +84,11 @@ class _Body:
 
 
 def _of_bodies(
-    equation: JaxprEqn, bodies: Sequence[_Body], given: Sequence[Fact | None], rule: Rule[Fact]
+    equation: JaxprEqn, inner: Sequence[Body], given: Sequence[Fact | None], rule: Rule[Fact]
 ) -> list[Fact | None]:
     """The facts about the results of an operation with bodies: those that any body has."""
     results: list[Fact | None] = [None for _ in equation.outvars]
-    for body in bodies:
+    for body in inner:
         inputs: list[Fact | None] = [None for _ in body.jaxpr.invars]
         if len(body.operands) == len(inputs):
             inputs = [given[i] for i in body.operands]
@@ -99,25 +98,26 @@ def _of_bodies(
     return results
 
 
-def _bodies(equation: JaxprEqn, runs: Runs) -> Iterator[_Body]:
+def bodies(equation: JaxprEqn, runs: Runs = Runs()) -> Iterator[Body]:
+    """The programs within an operation, and how often each runs if the operation runs so often."""
     name, params = equation.primitive.name, equation.params
     every = range(len(equation.invars))
     if name == "scan":
         length = cast("int", params["length"])
-        yield _Body(_open(params["jaxpr"]), runs.repeated(length), every)
+        yield Body(_open(params["jaxpr"]), runs.repeated(length), every)
     elif name == "while":
         ours = cast("int", params["cond_nconsts"])
         carried = ours + cast("int", params["body_nconsts"])
         again = runs.repeated(None)
-        yield _Body(_open(params["cond_jaxpr"]), again, [*every[:ours], *every[carried:]])
-        yield _Body(_open(params["body_jaxpr"]), again, every[ours:])
+        yield Body(_open(params["cond_jaxpr"]), again, [*every[:ours], *every[carried:]])
+        yield Body(_open(params["body_jaxpr"]), again, every[ours:])
     elif name == "cond":
         for branch in cast("Sequence[object]", params["branches"]):
-            yield _Body(_open(branch), replace(runs, is_conditional=True), every[1:])
+            yield Body(_open(branch), replace(runs, is_conditional=True), every[1:])
     elif name not in _KERNELS:
         for value in params.values():
             if isinstance(value, ClosedJaxpr | Jaxpr):
-                yield _Body(_open(value), runs, every)
+                yield Body(_open(value), runs, every)
 
 
 _KERNELS = ("pallas_call",)

@@ -1,0 +1,162 @@
+"""How Auto mesh axes would split the calls of a program, without compiling it.
+
+A sketch of the program is lowered, in which every call is left open: an operation with the sharding
+rule that the partitioner gets for it (partitioning.py). Then the passes run by which XLA decides
+how arrays are sharded, and the operands of the open calls show what each device would get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.core import jax_compat
+from attn_dispatch.core.inlined_module import inline_calls
+from attn_dispatch.core.jax_compat import Context, MlirValues, ir, passmanager, sdy, stablehlo
+from attn_dispatch.core.shards import Shards, key_operand, layouts
+
+_OPEN_CALL = "attn_dispatch_open_call"
+_PASSES = "builtin.module(sdy-propagation-pipeline)"
+
+Rule = tuple[str, dict[str, object]]
+"""A sharding rule, and its further arguments."""
+
+_current: ContextVar[Sketch | None] = ContextVar("sketch", default=None)
+
+
+class Sketch:
+    """The calls of a program, and after `of_program` how each is split."""
+
+    def __init__(self) -> None:
+        self._calls: list[LeadingCall] = []
+        self._shards: dict[LeadingCall, Shards] = {}
+
+    def shards_of(self, call: LeadingCall) -> Shards | None:
+        """How this call is split; None if the sketch does not have it."""
+        return self._shards.get(call)
+
+    def open_call(
+        self,
+        context: Context,
+        operands: MlirValues,
+        options: AttentionOptions,
+        rule: Callable[..., Rule],
+    ) -> MlirValues:
+        """Lower a call as an operation without a meaning, which has a sharding rule."""
+        call = LeadingCall.of(jax_compat.types_of(context), options)
+        self._calls.append(call)
+        types = jax_compat.result_types(context)
+        opened = stablehlo.CustomCallOp(
+            types,
+            list(operands),
+            ir.StringAttr.get(_OPEN_CALL),
+            backend_config=ir.StringAttr.get(str(len(self._calls) - 1)),
+        )
+        mesh = jax_compat.mesh_of_program(context)
+        if mesh is not None:
+            text, arguments = rule(call.spec, mesh, *layouts(call))
+            opened.attributes["sdy.sharding_rule"] = jax_compat.sharding_rule(
+                text, arguments, [x.type for x in operands], types
+            )
+        return opened.results
+
+    def read(self, module: Any) -> None:
+        """Find how the calls are split in a module that the passes have run on."""
+        sizes: dict[str, int] = {}
+        for operation in _operations(module.operation):
+            if operation.name == "sdy.mesh":
+                axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
+                sizes |= {axis.name: axis.size for axis in axes}
+        for operation in _operations(module.operation):
+            if operation.name != "stablehlo.custom_call":
+                continue
+            if operation.attributes["call_target_name"].value != _OPEN_CALL:
+                continue
+            call = self._calls[int(operation.attributes["backend_config"].value)]
+            by_name = dict(zip(call.options.operands, operation.operands, strict=True))
+            query, key = (_spec(by_name[name]) for name in ("query", key_operand(call)))
+            # The same call may stand at several lines; one of them speaks for all.
+            self._shards.setdefault(call, Shards.of(call, sizes, query, key))
+
+
+def current() -> Sketch | None:
+    """The sketch that is being lowered, if one is."""
+    return _current.get()
+
+
+def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
+    """How Auto axes split the calls of a program that is traced.
+
+    Args:
+      program: a program for several devices, which need not exist.
+      platform: the platform of the devices.
+    """
+    sketch = Sketch()
+    with _lowering(sketch):
+        module = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+    with module.context, ir.Location.unknown():
+        inline_calls(module)
+        passmanager.PassManager.parse(_PASSES).run(module.operation)
+        sketch.read(module)
+    return sketch
+
+
+@contextmanager
+def _lowering(sketch: Sketch) -> Generator[None]:
+    token = _current.set(sketch)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _operations(inner.operation)
+
+
+def _spec(value: Any) -> P:
+    """How an operand is sharded."""
+    sharding = _sharding(value)
+    if sharding is None:
+        return P()
+    dims = map(sdy.DimensionShardingAttr, sdy.TensorShardingAttr(sharding).dimension_shardings)
+    return P(*(tuple(sdy.AxisRefAttr(axis).name for axis in dim.axes) for dim in dims))
+
+
+def _sharding(value: Any) -> Any:
+    if isinstance(value.owner, ir.Block):
+        argument = ir.BlockArgument(value)
+        owner, number = value.owner.owner, argument.arg_number
+        arguments = _attribute(owner.attributes, "arg_attrs")
+        if arguments is not None:  # of a function
+            return _attribute(arguments[number], "sdy.sharding")
+        return _of_result(owner, number)
+    result = ir.OpResult(value)
+    return _of_result(result.owner, result.result_number)
+
+
+def _of_result(operation: Any, number: int) -> Any:
+    """The sharding of an operation's result, or of the argument of a loop's body."""
+    attributes = operation.attributes
+    for name in ("sharding", "out_sharding"):  # of a reshard or a collective
+        if (found := _attribute(attributes, name)) is not None:
+            return found
+    shardings = _attribute(attributes, "sdy.sharding")
+    return (
+        None if shardings is None else sdy.TensorShardingPerValueAttr(shardings).shardings[number]
+    )
+
+
+def _attribute(attributes: Any, name: str) -> Any:
+    return attributes[name] if name in attributes else None
