@@ -32,6 +32,7 @@ LAYOUTS = {
     "data and tensor": P("x", None, "y"),
     "tensor over both axes": P(None, None, ("x", "y")),
     "sequence": P("y", "x"),
+    "keys along their length": P("y"),
     "whole": P(),
 }
 
@@ -86,7 +87,8 @@ def main() -> None:
 
     for name, spec in LAYOUTS.items():
         kv_heads = 2 if name == "data and tensor" else 8
-        arrays = (struct(spec, 8, 16, 8, 4), struct(spec, 8, 16, kv_heads, 4))
+        of_keys = P("y", "x") if name == "keys along their length" else spec
+        arrays = (struct(spec, 8, 16, 8, 4), struct(of_keys, 8, 16, kv_heads, 4))
         report[name] = listed(call, *arrays) | {"partitioned": partitioned(call, *arrays)}
     arrays = struct(P("x"), 8, 16, 32), struct(P(None, None, None, "y"), 2, 3, 32, 8, 4)
     step = jax.grad(model)

@@ -11,7 +11,7 @@ from tests.support.backend import needs_cudnn
 from tests.support.repository import ROOT
 
 PAGE = (ROOT / "docs/programs.md").read_text("utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PROGRAM, _, EINSUM, CHECK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 CALL = "dot_product_attention(q, k, v, is_causal=True)"
 
 
@@ -27,7 +27,7 @@ def without_engines(text: str) -> str:
 
 @needs_cudnn
 def test_the_page_shows_what_the_first_snippet_prints(capsys):
-    names_of(SNIPPETS[0])
+    names_of(PROGRAM)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     assert without_engines(shown) == without_engines(capsys.readouterr().out)
 
@@ -35,7 +35,7 @@ def test_the_page_shows_what_the_first_snippet_prints(capsys):
 def test_the_line_of_the_einsum_attention_is_as_the_page_says(capsys):
     names = names_of("import jax, jax.numpy as jnp\nfrom attn_dispatch import explain_program")
     names["struct"] = names["jax"].ShapeDtypeStruct
-    names_of(SNIPPETS[1], names)
+    names_of(EINSUM, names)
     assert "train.py:2, in by_einsum: attention by matrix products" in capsys.readouterr().out
 
 
@@ -60,10 +60,9 @@ ONE_LAYER = {
 @needs_cudnn
 @pytest.mark.parametrize("case", ONE_LAYER)
 def test_the_check_fails_if_one_layer_is_not_on_a_kernel(case: str):
-    code = SNIPPETS[2]
-    names_of(code)["test_every_layer_runs_on_a_kernel"]()
-    assert code.count(CALL) == 1
+    names_of(CHECK)["test_every_layer_runs_on_a_kernel"]()
+    assert CHECK.count(CALL) == 1
     instead, message = ONE_LAYER[case]
-    changed = names_of(code.replace(CALL, instead))
+    changed = names_of(CHECK.replace(CALL, instead))
     with pytest.raises(AssertionError, match=message):
         changed["test_every_layer_runs_on_a_kernel"]()

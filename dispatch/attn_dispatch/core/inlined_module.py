@@ -10,9 +10,7 @@ from attn_dispatch.core.jax_compat import ir
 
 def inline_calls(module: Any) -> None:
     """Replace each call of a function in the module by the function's operations."""
-    functions = {
-        x.name.value: x for x in module.body.operations if x.operation.name == "func.func"
-    }
+    functions = {x.name.value: x for x in module.body.operations if x.operation.name == "func.func"}
     done: set[str] = set()
 
     def inline(function: str) -> Any:

@@ -262,6 +262,27 @@ def shard_call(
     return tuple(gradients)
 
 
+def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) -> int:
+    """The bytes of operands that each device gets from others before it computes its part.
+
+    Args:
+      shards: how the call is split.
+      call: the whole call.
+      specs: how each operand is sharded before, by name.
+    """
+    total = 0
+    for operand in call.operands:
+        before, part = specs[operand.name], shards.spec_of(layout(call, operand.name))
+        own = math.prod(operand.shape) * np.dtype(operand.dtype).itemsize
+        missing = 1
+        for i in range(len(operand.shape)):
+            own //= shards.ways(_entry(part, i))
+            missing *= shards.ways(tuple(x for x in _entry(before, i) if x not in _entry(part, i)))
+        # Of its part, a device has only what axes left there that no longer split it.
+        total += own - own // missing
+    return total
+
+
 def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:
     """The spec of the call that each device computes. Nothing is computed, and no device is needed.
 

@@ -36,11 +36,14 @@ class Sketch:
 
     def __init__(self) -> None:
         self._calls: list[LeadingCall] = []
-        self._shards: dict[LeadingCall, Shards] = {}
+        self._found: dict[LeadingCall, tuple[Shards, dict[str, P]]] = {}
 
-    def shards_of(self, call: LeadingCall) -> Shards | None:
-        """How this call is split; None if the sketch does not have it."""
-        return self._shards.get(call)
+    def find(self, call: LeadingCall) -> tuple[Shards, dict[str, P]] | None:
+        """How this call is split, and how its operands are sharded before, by name.
+
+        None if the sketch does not have it.
+        """
+        return self._found.get(call)
 
     def open_call(
         self,
@@ -80,10 +83,10 @@ class Sketch:
             if operation.attributes["call_target_name"].value != _OPEN_CALL:
                 continue
             call = self._calls[int(operation.attributes["backend_config"].value)]
-            by_name = dict(zip(call.options.operands, operation.operands, strict=True))
-            query, key = (_spec(by_name[name]) for name in ("query", key_operand(call)))
+            specs = dict(zip(call.options.operands, map(_spec, operation.operands), strict=True))
+            shards = Shards.of(call, sizes, specs["query"], specs[key_operand(call)])
             # The same call may stand at several lines; one of them speaks for all.
-            self._shards.setdefault(call, Shards.of(call, sizes, query, key))
+            self._found.setdefault(call, (shards, specs))
 
 
 def current() -> Sketch | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.explicit_axes import explicit_shards
-from attn_dispatch.core.shards import Shards, device_spec
+from attn_dispatch.core.shards import Shards, device_spec, received_bytes
 from attn_dispatch.core.sketch import Sketch
+from attn_dispatch.text import in_units
 
 
 def of_one_device(
@@ -30,18 +32,18 @@ def of_one_device(
     kinds = set(mesh.axis_types)
     # As in primitive.py, which lowers the call: types say how it is split, if no axis is Auto.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
-        return _part(explicit_shards(whole, types), whole)
+        specs = {x: y.sharding.spec for x, y in zip(options.operands, types, strict=True)}
+        return _part(whole, explicit_shards(whole, types), specs)
     manual, auto = (_named(mesh, kind) for kind in (AxisType.Manual, AxisType.Auto))
     if manual:
         part = f"one device's part, in a shard_map over {manual}"
         return whole.spec, part + (f"; all devices along {auto} compute it" if auto else "")
-    shards = sketch and sketch.shards_of(whole)
-    if shards:
-        return _part(shards, whole)
+    if sketch is not None and (found := sketch.find(whole)) is not None:
+        return _part(whole, *found)
     return whole.spec, f"all of it: how XLA splits it along {auto} is not known" if auto else ""
 
 
-def _part(shards: Shards, call: LeadingCall) -> tuple[AttentionSpec, str]:
+def _part(call: LeadingCall, shards: Shards, specs: Mapping[str, P]) -> tuple[AttentionSpec, str]:
     sizes = dict(shards.sizes)
     axes = [x for x in (*sum(shards.leading, ()), *shards.heads) if sizes[x] > 1]
     split = ", ".join(f"{axis!r} ({sizes[axis]})" for axis in axes)
@@ -50,6 +52,8 @@ def _part(shards: Shards, call: LeadingCall) -> tuple[AttentionSpec, str]:
     )
     notes = [f"one device's part, split along {split}"] if split else []
     notes += [f"all devices along {idle} compute the same"] if idle else []
+    if received := received_bytes(shards, call, specs):
+        notes.append(f"receives {in_units(received)} of its operands from other devices")
     return device_spec(shards, call), "; ".join(notes)
 
 
