@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -68,7 +68,7 @@ class Sketch:
             opened.attributes["sdy.sharding_rule"] = jax_compat.sharding_rule(
                 text, arguments, [x.type for x in operands], types
             )
-        return opened.results
+        return cast("MlirValues", opened.results)
 
     def read(self, module: Any) -> None:
         """Find how the calls are split in a module that the passes have run on."""
@@ -103,7 +103,7 @@ def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
     """
     sketch = Sketch()
     with _lowering(sketch):
-        module = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+        module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
         inline_calls(module)
         passmanager.PassManager.parse(_PASSES).run(module.operation)
@@ -139,13 +139,13 @@ def _spec(value: Any) -> P:
 
 def _sharding(value: Any) -> Any:
     if isinstance(value.owner, ir.Block):
-        argument = ir.BlockArgument(value)
+        argument: Any = ir.BlockArgument(value)
         owner, number = value.owner.owner, argument.arg_number
         arguments = _attribute(owner.attributes, "arg_attrs")
         if arguments is not None:  # of a function
             return _attribute(arguments[number], "sdy.sharding")
         return _of_result(owner, number)
-    result = ir.OpResult(value)
+    result: Any = ir.OpResult(value)
     return _of_result(result.owner, result.result_number)
 
 

@@ -9,6 +9,7 @@ from typing import cast
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
@@ -52,7 +53,8 @@ def is_for_several_devices(program: jax.stages.Traced) -> bool:
 
 
 def _is_sharded(jaxpr: Jaxpr) -> bool:
-    if any(type_of(x).sharding.mesh.size > 1 for x in jaxpr.invars):
+    types = [type_of(x) for x in jaxpr.invars]
+    if any(isinstance(x, ShapedArray) and x.sharding.mesh.size > 1 for x in types):
         return True
     for equation in jaxpr.eqns:
         for value in equation.params.values():
