@@ -21,6 +21,13 @@ def by_einsum(q: Any, k: Any, v: Any) -> jax.Array:
     return jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v)
 
 
+def with_a_gate(q: Any, k: Any, v: Any) -> jax.Array:
+    """A gate for each query and head, itself a product, multiplies the weights."""
+    gate = jnp.einsum("btnh,nh->bnt", q, jnp.ones((4, 8)))[..., None]
+    weights = gate * jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k))
+    return jnp.einsum("bnts,bsnh->btnh", weights, v)
+
+
 def by_log_sum_exp(q: Any, k: Any, v: Any) -> jax.Array:
     scores = jnp.einsum("btnh,bsnh->bnts", q, k)
     lse = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
@@ -52,7 +59,8 @@ def in_blocks(q: Any, k: Any, v: Any) -> jax.Array:
 
 @pytest.mark.parametrize("is_training", [False, True], ids=["forward", "gradients"])
 @pytest.mark.parametrize(
-    ("attention", "runs"), [(by_einsum, 1), (by_log_sum_exp, 1), (of_one_head, 1), (in_blocks, 4)]
+    ("attention", "runs"),
+    [(by_einsum, 1), (with_a_gate, 1), (by_log_sum_exp, 1), (of_one_head, 1), (in_blocks, 4)],
 )
 def test_attention_by_matrix_products_is_found(attention: Any, runs: int, is_training: bool):
     program = attention
@@ -115,11 +123,17 @@ def mixture_of_experts(x: Any, router: Any, experts: Any) -> jax.Array:
     return jnp.einsum("te,etd->td", weights, jnp.einsum("etf,efd->etd", hidden, experts))
 
 
+def without_a_sum(x: Any, _: Any, experts: Any) -> jax.Array:
+    """Exponentials of products that are not divided by their sum."""
+    y = jnp.einsum("td,edf->etf", x, experts)
+    return jnp.einsum("ets,esf->etf", jnp.exp(-(jnp.einsum("etf,esf->ets", y, y) ** 2)), y)
+
+
 def cross_entropy(x: Any, embedding: Any, _: Any) -> jax.Array:
     return -jax.nn.log_softmax(jax.nn.gelu(x @ embedding) @ embedding.T)[:, 0]
 
 
-@pytest.mark.parametrize("function", [mixture_of_experts, cross_entropy])
+@pytest.mark.parametrize("function", [mixture_of_experts, without_a_sum, cross_entropy])
 def test_other_softmaxes_are_no_attention(function: Any):
     x = struct(8, 16, dtype="float32")
     args = (x, struct(16, 4, dtype="float32"), struct(4, 16, 16, dtype="float32"))

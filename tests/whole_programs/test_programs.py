@@ -172,6 +172,17 @@ def test_assert_kernels():
         assert_kernels(both, Q, target="h100")
     assert len(assert_kernels(both, Q, target="h100", allow_others=True).others) == 1
 
+    # A kernel that may leave the call to XLA when it runs would not do.
+    policies: list[str] = []
+
+    def recorded(q: Any) -> jax.Array:
+        policies.append(attn_dispatch.settings.current().fallback)
+        return attend(q)
+
+    assert_kernels(recorded, Q, target="h100")
+    explain_program(recorded, Q, target="h100")
+    assert policies == ["error", "warn"]
+
 
 @needs_cudnn
 def test_a_target_and_the_policy_error_check_on_a_cpu():

@@ -139,14 +139,12 @@ def _spec(value: Any) -> P:
 
 def _sharding(value: Any) -> Any:
     if isinstance(value.owner, ir.Block):
-        argument: Any = ir.BlockArgument(value)
-        owner, number = value.owner.owner, argument.arg_number
+        owner, number = value.owner.owner, value.arg_number
         arguments = _attribute(owner.attributes, "arg_attrs")
         if arguments is not None:  # of a function
             return _attribute(arguments[number], "sdy.sharding")
         return _of_result(owner, number)
-    result: Any = ir.OpResult(value)
-    return _of_result(result.owner, result.result_number)
+    return _of_result(value.owner, value.result_number)
 
 
 def _of_result(operation: Any, number: int) -> Any:
