@@ -151,7 +151,7 @@ def test_smollm2_on_a_mesh():
     def loss(params: Any, tokens: Any) -> jax.Array:
         return jax.lax.pmean(mean(smollm2.forward(params, tokens, config)[0]), "data")
 
-    mesh = AbstractMesh((4,), ("data",))
+    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     step = jax.grad(jax.shard_map(loss, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
     found = checked(step, params, struct(4 * B, T, dtype="int32"))
     assert runs(found) == (2, 2)

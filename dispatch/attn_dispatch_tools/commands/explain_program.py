@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import jax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from attn_dispatch.text import error_text
 from attn_dispatch.whole_programs import assert_kernels, explain_program
@@ -135,4 +135,5 @@ def _mesh(text: str) -> AbstractMesh:
     sizes = tuple(int(size) for _, size in axes)
     if math.prod(sizes) < 2:
         raise ValueError(f"--mesh: expected several devices, got {text!r}")
-    return AbstractMesh(sizes, tuple(name for name, _ in axes))
+    kinds = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(sizes, tuple(name for name, _ in axes), axis_types=kinds)
