@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from functools import partial
 from typing import Any
 
@@ -15,11 +14,12 @@ from examples.smollm2.random_weights import SMOLLM2_135M, drawn
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch import dot_product_attention
+from attn_dispatch import dot_product_attention, explain_program
+from tests.support import integration_layers
 from tests.support.backend import needs_cudnn
+from tests.support.integration_layers import LAYERS
+from tests.support.integration_layers import X as LAYER_X
 from tests.support.program_lists import checked, struct
-
-os.environ.setdefault("KERAS_BACKEND", "jax")
 
 pytestmark = needs_cudnn
 
@@ -171,3 +171,24 @@ def test_explicit_axes_split_a_call():
     assert runs(found) == (1, 1)
     assert found.calls[0].explanation.call.shape("query") == (B, T, N, H)
     assert found.calls[0].share == "one device's part, split along 'data' (4), 'model' (2)"
+
+
+@pytest.mark.parametrize(
+    ("name", "through", "what"),
+    [
+        ("Flax NNX", "flax's MultiHeadAttention.__call__", "jax.nn"),
+        ("Flax Linen", "flax's MultiHeadDotProductAttention.__call__", "attention by matrix"),
+        ("Equinox", "equinox's MultiheadAttention.__call__", "attention by matrix products"),
+        ("Keras 3", "keras's MultiHeadAttention._compute_attention", "jax.nn"),
+    ],
+)
+def test_the_own_attention_of_a_framework_is_found_out(name: str, through: str, what: str):
+    pytest.importorskip(LAYERS[name].package)
+    params, theirs, ours = LAYERS[name].make()
+    found = explain_program(jax.grad(lambda *x: theirs(*x).sum()), params, LAYER_X, target="h100")
+    (other,) = found.others
+    assert found.calls == () and other.what.startswith(what)
+    assert other.place is not None and other.place.layer == through
+    assert other.place.file == integration_layers.__file__
+    found = explain_program(jax.grad(lambda *x: ours(*x).sum()), params, LAYER_X, target="h100")
+    assert len(found.calls) == 1 and found.others == ()

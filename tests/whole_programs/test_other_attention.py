@@ -102,21 +102,6 @@ def test_the_call_of_jax_nn_is_found(implementation: Any):
             jax.eval_shape(loss, q)  # JAX is as before
 
 
-def test_the_layer_of_a_framework_is_named():
-    """Flax's layer on Flax's own attention is named at the line that calls the layer."""
-    linen = pytest.importorskip("flax.linen")
-    layer, x = linen.MultiHeadDotProductAttention(num_heads=4), struct(2, 16, 32)
-    params = jax.eval_shape(layer.init, jax.random.key(0), x)
-
-    def program(params: Any, x: Any) -> Any:
-        return layer.apply(params, x)
-
-    (other,) = explain_program(program, params, x, target="h100").others
-    assert other.place is not None and other.place.file == __file__
-    assert other.place.line == program.__code__.co_firstlineno + 1
-    assert other.place.layer == "flax's MultiHeadDotProductAttention.__call__"
-
-
 def mixture_of_experts(x: Any, router: Any, experts: Any) -> jax.Array:
     weights = jax.nn.softmax(x @ router)
     hidden = jax.nn.softplus(jnp.einsum("td,edf->etf", x, experts))

@@ -36,14 +36,15 @@ class Sketch:
 
     def __init__(self) -> None:
         self._calls: list[LeadingCall] = []
-        self._found: dict[LeadingCall, tuple[Shards, dict[str, P]]] = {}
+        self._found: dict[LeadingCall, dict[Shards, dict[str, P]]] = {}
 
-    def find(self, call: LeadingCall) -> tuple[Shards, dict[str, P]] | None:
-        """How this call is split, and how its operands are sharded before, by name.
+    def find(self, call: LeadingCall) -> dict[Shards, dict[str, P]]:
+        """Each way in which this call is split, and how its operands are sharded before, by name.
 
-        None if the sketch does not have it.
+        The same call may stand at several places of the program. Empty if the sketch does not have
+        it.
         """
-        return self._found.get(call)
+        return self._found.get(call, {})
 
     def open_call(
         self,
@@ -85,8 +86,7 @@ class Sketch:
             call = self._calls[int(operation.attributes["backend_config"].value)]
             specs = dict(zip(call.options.operands, map(_spec, operation.operands), strict=True))
             shards = Shards.of(call, sizes, specs["query"], specs[key_operand(call)])
-            # The same call may stand at several lines; one of them speaks for all.
-            self._found.setdefault(call, (shards, specs))
+            self._found.setdefault(call, {}).setdefault(shards, specs)
 
 
 def current() -> Sketch | None:

@@ -38,8 +38,11 @@ def of_one_device(
     if manual:
         part = f"one device's part, in a shard_map over {manual}"
         return whole.spec, part + (f"; all devices along {auto} compute it" if auto else "")
-    if sketch is not None and (found := sketch.find(whole)) is not None:
-        return _part(whole, *found)
+    if sketch is not None and (ways := sketch.find(whole)):
+        # That of the place where a device computes most speaks for all.
+        shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
+        spec, part = _part(whole, shards, ways[shards])
+        return spec, part + ("; at other places it is split otherwise" if len(ways) > 1 else "")
     return whole.spec, f"all of it: how XLA splits it along {auto} is not known" if auto else ""
 
 

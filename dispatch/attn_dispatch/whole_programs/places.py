@@ -30,7 +30,7 @@ class Place:
     called_from: tuple[str, int] | None = None
     """If the file is of an installed package: the file and line that led there."""
     layer: str = ""
-    """The function of a framework that makes the call, such as "flax's Attention.__call__"."""
+    """The method of a framework that makes the call, such as "flax's Attention.__call__"."""
 
     def __str__(self) -> str:
         text = f"{_shown(self.file)}:{self.line}, in {self.function}"
@@ -45,9 +45,8 @@ class Place:
 def place_of(equation: JaxprEqn) -> Place | None:
     """The line outside JAX, this package and frameworks that an operation comes from."""
     frames = frames_of(equation)
-    layers = [x for x in frames if _framework(x[0])]
-    # A method of a layer says more than the functions that it calls.
-    layers.sort(key=lambda x: "." not in x[2] or "<locals>" in x[2])
+    methods = [x for x in frames if "." in x[2] and "<locals>" not in x[2]]
+    layers = [x for x in methods if _framework(x[0])]
     outside = [x for x in frames if is_outside(x[0])]
     users = [x for x in outside if not _framework(x[0])] or outside
     if not users:
