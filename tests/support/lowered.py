@@ -53,7 +53,7 @@ def kernel_runs(function: Any, *arguments: Any) -> Counter[tuple[str, int]]:
     size of its first operand with rows, heads and dims. Loops must have a known number of rounds.
     """
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-    module = lowered.compiler_ir("stablehlo")
+    module: Any = lowered.compiler_ir("stablehlo")
     functions = {x.name.value: x for x in module.body.operations if x.operation.name == "func.func"}
     found: Counter[tuple[str, int]] = Counter()
 

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import dot_product_attention, explain_program
+from attn_dispatch.whole_programs.places import Place
 from tests.support import integration_layers
 from tests.support.backend import needs_cudnn
 from tests.support.integration_layers import LAYERS
@@ -37,6 +38,12 @@ def runs(found: Any) -> tuple[Any, Any]:
     return call.forward_runs.times, call.backward_runs.times
 
 
+def place(found: Any) -> Place:
+    (call,) = found.calls
+    assert call.place is not None
+    return call.place
+
+
 def test_smollm2_in_plain_jax():
     """SmolLM2's layers are a scan."""
     config = dataclasses.replace(
@@ -49,7 +56,7 @@ def test_smollm2_in_plain_jax():
 
     found = checked(jax.jit(jax.value_and_grad(loss)), params, struct(B, T, dtype="int32"))
     assert runs(found) == (3, 3) and found.others == ()
-    assert found.calls[0].place.file == smollm2.__file__
+    assert place(found).file == smollm2.__file__
 
 
 @pytest.mark.parametrize("remat", ["none", "context"])
@@ -96,8 +103,8 @@ def test_a_transformer_in_flax_linen():
     found = checked(jax.grad(lambda params, x: mean(model.apply(params, x))), params, X)
     # remat runs each forward pass again; nothing uses the first of the last layer.
     assert runs(found) == (3, 2) and found.others == ()
-    assert found.calls[0].place.file == __file__
-    assert found.calls[0].place.layer == "flax's MultiHeadDotProductAttention.__call__"
+    assert place(found).file == __file__
+    assert place(found).layer == "flax's MultiHeadDotProductAttention.__call__"
 
 
 def test_a_transformer_in_equinox():
@@ -116,7 +123,7 @@ def test_a_transformer_in_equinox():
 
     found = checked(eqx.filter_jit(eqx.filter_grad(loss)), layers, X)
     assert runs(found) == (2, 2) and found.others == ()
-    assert found.calls[0].place.function.endswith("loss")
+    assert place(found).function.endswith("loss")
 
 
 def test_a_transformer_in_keras():
@@ -138,7 +145,7 @@ def test_a_transformer_in_keras():
     with patch_keras():
         found = checked(jax.grad(loss), weights, X)
     assert runs(found) == (2, 2) and found.others == ()
-    assert found.calls[0].place.layer == "keras's MultiHeadAttention._compute_attention"
+    assert place(found).layer == "keras's MultiHeadAttention._compute_attention"
 
 
 def test_smollm2_on_a_mesh():

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import assert_kernels, dot_product_attention, explain_program
+from attn_dispatch import assert_kernels, dot_product_attention, explain_program, settings
+from attn_dispatch.text import in_units
 from tests.support.backend import needs_cudnn
 from tests.support.program_lists import checked, struct
 
@@ -47,7 +48,7 @@ def test_a_training_step_with_a_scan_under_remat():
     assert "runs      forward 13; backward 7" in text
     assert f"test_programs.py:{LINE}, in attend" in text
     size = call.explanation.backward[0].scratch_bytes
-    assert size > 0 and f"scratch memory {attn_dispatch.text.in_units(size)}" in text
+    assert size > 0 and f"scratch memory {in_units(size)}" in text
 
 
 def while_loop(x: Any) -> Any:
@@ -105,14 +106,14 @@ def test_how_often_a_call_runs(function: Any, forward: str, backward: str):
 def test_programs_are_traced_and_never_run():
     ran: list[Any] = []
 
-    def program(settings: Any, x: Any) -> Any:
-        assert settings["name"] == "a text" and settings["is_causal"] is True
+    def program(config: Any, x: Any) -> Any:
+        assert config["name"] == "a text" and config["is_causal"] is True
         x = jax.pure_callback(lambda x: ran.append(x) or x, x, x)
         jax.debug.callback(ran.append, x)
-        return {"out": dot_product_attention(x, x, x, is_causal=settings["is_causal"])}
+        return {"out": dot_product_attention(x, x, x, is_causal=config["is_causal"])}
 
-    settings = {"name": "a text", "is_causal": True, "function": attend}
-    found = explain_program(program, settings, jnp.ones((1, 8, 1, 8)), target="cpu")
+    config = {"name": "a text", "is_causal": True, "function": attend}
+    found = explain_program(program, config, jnp.ones((1, 8, 1, 8)), target="cpu")
     assert ran == [] and len(found.calls) == 1 and found.name == "program"
     assert found.calls[0].explanation.call.meaning.is_causal
 
@@ -176,7 +177,7 @@ def test_assert_kernels():
     policies: list[str] = []
 
     def recorded(q: Any) -> jax.Array:
-        policies.append(attn_dispatch.settings.current().fallback)
+        policies.append(settings.current().fallback)
         return attend(q)
 
     assert_kernels(recorded, Q, target="h100")
