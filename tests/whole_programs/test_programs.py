@@ -45,7 +45,8 @@ def test_a_training_step_with_a_scan_under_remat():
     assert (call.place.file, call.place.line, call.place.function) == (__file__, LINE, "attend")
     assert call.explanation.chosen_forward == call.explanation.chosen_backward == "cudnn"
     text = str(found)
-    assert "runs      forward 13; backward 7" in text
+    again = "(6 of them again under jax.checkpoint)"
+    assert f"runs      forward 13 {again}; backward 7" in text
     assert f"test_programs.py:{LINE}, in attend" in text
     size = call.explanation.backward[0].scratch_bytes
     assert size > 0 and f"scratch memory {in_units(size)}" in text

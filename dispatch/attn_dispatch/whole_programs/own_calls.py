@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from jax.extend.core import JaxprEqn
@@ -49,6 +49,7 @@ class OwnCalls:
         place = place_of(equation)
         calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
         specs = calls.backward if spec.is_backward else calls.forward
+        runs = replace(runs, again=0) if spec.is_backward else runs
         specs[spec] = specs[spec] + runs if spec in specs else runs
         return True
 

@@ -24,20 +24,29 @@ class Runs:
     """None if that is known only when the program runs, as in a `while`."""
     is_conditional: bool = False
     """Whether it is in a branch of a `cond`, and so may run less often."""
+    again: int = 0
+    """How many of these times recompute a forward pass under `jax.checkpoint`."""
 
     def __str__(self) -> str:
         if self.times is None:
             return "unknown, in a while loop"
-        return f"at most {self.times}, in a branch" if self.is_conditional else str(self.times)
+        text = f"at most {self.times}, in a branch" if self.is_conditional else str(self.times)
+        return f"{text} ({self.again} of them again under jax.checkpoint)" if self.again else text
 
     def __add__(self, other: Runs) -> Runs:
         known = None if self.times is None or other.times is None else self.times + other.times
-        return Runs(known, self.is_conditional or other.is_conditional)
+        is_conditional = self.is_conditional or other.is_conditional
+        return Runs(known, is_conditional, self.again + other.again)
 
     def repeated(self, times: int | None) -> Runs:
         """How often something runs that runs `times` in each of these."""
-        known = None if self.times is None or times is None else self.times * times
-        return replace(self, times=known)
+        if self.times is None or times is None:
+            return replace(self, times=None, again=0)
+        return replace(self, times=self.times * times, again=self.again * times)
+
+    def recomputed(self) -> Runs:
+        """The same, where all of it is computed for the second time."""
+        return replace(self, again=self.times or 0)
 
 
 Rule = Callable[[JaxprEqn, Sequence[Fact | None], Runs], Sequence[Fact | None]]
@@ -115,6 +124,8 @@ def bodies(equation: JaxprEqn, runs: Runs = Runs()) -> Iterator[Body]:
         for branch in cast("Sequence[object]", params["branches"]):
             yield Body(_open(branch), replace(runs, is_conditional=True), every[1:])
     elif name not in _KERNELS:
+        # A checkpointed function in the backward pass begins with its forward pass.
+        runs = runs.recomputed() if params.get("differentiated") is True else runs
         for value in params.values():
             if isinstance(value, ClosedJaxpr | Jaxpr):
                 yield Body(_open(value), runs, every)
