@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import dot_product_attention, explain_program
+from attn_dispatch.typed_jax import is_tracer
 from attn_dispatch.whole_programs.places import Place
 from tests.support import integration_layers
 from tests.support.backend import needs_cudnn
@@ -74,6 +75,28 @@ def test_the_decoder_of_train_packed_a_scan_under_remat_in_flax_nnx(remat: str):
     found = checked(trainer.step(4, None), state, rows)
     assert runs(found) == (3, 3)
     assert found.others == () and "model.py" in str(found.calls[0].place)
+
+
+def test_a_training_step_that_updates_a_module_in_place():
+    """The gradients of NNX's training steps are in no result of the function."""
+    nnx = pytest.importorskip("flax.nnx")
+    optax = pytest.importorskip("optax")
+    from attn_dispatch.integrations.flax import attention_fn
+
+    more: dict[str, Any] = {"attention_fn": attention_fn, "dtype": jnp.bfloat16, "decode": False}
+    model = nnx.MultiHeadAttention(N, D, rngs=nnx.Rngs(0), **more)
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any, x: Any) -> jax.Array:
+        loss, gradients = nnx.value_and_grad(lambda model: mean(model(x)))(model)
+        optimizer.update(model, gradients)
+        return loss
+
+    found = explain_program(step, model, optimizer, X, target="h100")
+    assert runs(found) == (1, 1) and found.fallbacks == ()
+    before = jax.tree.leaves(nnx.state(model))
+    assert all(isinstance(x, jax.Array) and not is_tracer(x) for x in before)
 
 
 def test_a_transformer_in_flax_linen():

@@ -40,8 +40,13 @@ def traced(
         now = list(leaves)
         for i, array in zip(where, arrays, strict=True):
             now[i] = array
-        results, _ = flattened(function(*rebuilt(now)))
-        return [x for x in results if isinstance(x, jax.Array)]
+        called = tuple(rebuilt(now))
+        results, _ = flattened(function(*called))
+        # Modules of Flax NNX are updated in place: what they hold now is a result too.
+        held, _ = flattened(called)
+        given = {id(x) for x in now}
+        updated = [x for x in held if id(x) not in given]
+        return [x for x in (*results, *updated) if isinstance(x, jax.Array)]
 
     with _for_device(device), _on_mesh(mesh):
         return jax.jit(program).trace(*(leaves[i] for i in where))
