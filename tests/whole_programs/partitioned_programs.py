@@ -94,6 +94,17 @@ def main() -> None:
     step = jax.grad(model)
     report["model"] = listed(step, *arrays) | {"partitioned": partitioned(step, *arrays)}
 
+    # A call in a shard_map over one axis of two, and a derivative by a formula.
+    def mixed(q: Any) -> Any:
+        inner = jax.shard_map(
+            lambda q: dot_product_attention(q, q, q), in_specs=P("x"), out_specs=P("x"),
+            mesh=mesh, axis_names={"x"},
+        )(q)  # fmt: skip
+        return jax.jvp(lambda q: dot_product_attention(q, q, q, is_causal=True), (inner,), (q,))
+
+    q = struct(P("x", None, "y"), 8, 16, 8, 4)
+    report["mixed"] = listed(mixed, q) | {"partitioned": partitioned(mixed, q)}
+
     # The same list for a mesh that does not exist.
     abstract = AbstractMesh(SIZES, NAMES, axis_types=AUTO)
     elsewhere = [

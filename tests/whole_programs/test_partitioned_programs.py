@@ -47,3 +47,15 @@ def test_the_list_has_the_calls_of_the_partitioned_program(
 
 def test_the_mesh_need_not_exist(report: Any):
     assert report["model"]["elsewhere"] == report["model"]["listed"]
+
+
+def test_each_part_of_a_program_says_how_it_is_split(report: Any):
+    found = report["mixed"]
+    by_formula = [x for x in found["listed"] if "forward-mode derivative" in x]
+    assert len(by_formula) == 1
+    assert {*found["partitioned"]} == {*found["listed"]} - {*by_formula}
+    assert found["share"] == [
+        "one device's part, in a shard_map over 'x' (4); all devices along 'y' (2) compute it",
+        "one device's part, split along 'x' (4), 'y' (2)",
+        "all of it; XLA splits the operations of the formula",
+    ]

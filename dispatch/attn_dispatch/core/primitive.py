@@ -180,11 +180,12 @@ def _lower_partitioned(
     kinds = set(mesh.axis_types)
     # Types say how a call is split, unless there are both Auto and Explicit axes. Then the
     # partitioner decides for all of them.
-    if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
+    types_say = AxisType.Explicit in kinds and AxisType.Auto not in kinds
+    if (drawn := sketch.current()) is not None:
+        has_rule = not types_say and AxisType.Manual not in kinds
+        return drawn.open_call(ctx, operands, options, sharding_rule if has_rule else None)
+    if types_say:
         return explicit_lowering(bind, ctx, operands, options)
-
-    if AxisType.Manual not in kinds and (drawn := sketch.current()) is not None:
-        return drawn.open_call(ctx, operands, options, sharding_rule)
 
     # Inside a shard_map over some axes or all, the call is what one device computes.
     is_one = AxisType.Manual in kinds or jax_compat.number_of_devices(ctx) == 1

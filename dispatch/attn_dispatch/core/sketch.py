@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
 from jax.sharding import PartitionSpec as P
 
+from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
@@ -51,9 +53,17 @@ class Sketch:
         context: Context,
         operands: MlirValues,
         options: AttentionOptions,
-        rule: Callable[..., Rule],
+        rule: Callable[..., Rule] | None,
     ) -> MlirValues:
-        """Lower a call as an operation without a meaning, which has a sharding rule."""
+        """Lower a call as an operation without a meaning.
+
+        Args:
+          context: the context of the lowering rule.
+          operands: the operands of the call.
+          options: the options of the call.
+          rule: returns the sharding rule that the call gets; None where the partitioner does not
+            split it.
+        """
         call = LeadingCall.of(jax_compat.types_of(context), options)
         self._calls.append(call)
         types = jax_compat.result_types(context)
@@ -61,10 +71,11 @@ class Sketch:
             types,
             list(operands),
             ir.StringAttr.get(_OPEN_CALL),
+            has_side_effect=True,  # so that a call whose results nothing uses stays
             backend_config=ir.StringAttr.get(str(len(self._calls) - 1)),
         )
         mesh = jax_compat.mesh_of_program(context)
-        if mesh is not None:
+        if mesh is not None and rule is not None:
             text, arguments = rule(call.spec, mesh, *layouts(call))
             opened.attributes["sdy.sharding_rule"] = jax_compat.sharding_rule(
                 text, arguments, [x.type for x in operands], types
@@ -82,6 +93,8 @@ class Sketch:
             if operation.name != "stablehlo.custom_call":
                 continue
             if operation.attributes["call_target_name"].value != _OPEN_CALL:
+                continue
+            if _attribute(operation.attributes, "sdy.sharding_rule") is None:
                 continue
             call = self._calls[int(operation.attributes["backend_config"].value)]
             specs = dict(zip(call.options.operands, map(_spec, operation.operands), strict=True))
@@ -102,7 +115,9 @@ def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
       platform: the platform of the devices.
     """
     sketch = Sketch()
-    with _lowering(sketch):
+    # Lowering is not for running: what it would warn of is in the list.
+    silent = replace(settings.current(), fallback="silent")
+    with _lowering(sketch), settings.restored(silent):
         module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
         inline_calls(module)
@@ -153,10 +168,10 @@ def _of_result(operation: Any, number: int) -> Any:
     for name in ("sharding", "out_sharding"):  # of a reshard or a collective
         if (found := _attribute(attributes, name)) is not None:
             return found
-    shardings = _attribute(attributes, "sdy.sharding")
-    return (
-        None if shardings is None else sdy.TensorShardingPerValueAttr(shardings).shardings[number]
-    )
+    for name in ("sdy.sharding", "out_shardings"):  # the second is of a shard_map
+        if (found := _attribute(attributes, name)) is not None:
+            return sdy.TensorShardingPerValueAttr(found).shardings[number]
+    return None
 
 
 def _attribute(attributes: Any, name: str) -> Any:

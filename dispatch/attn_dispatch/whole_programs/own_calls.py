@@ -74,12 +74,15 @@ class Pair:
 def _call_in(equation: JaxprEqn, sketch: Sketch | None) -> tuple[AttentionSpec, str]:
     """The call of one device, and how it differs from the program's."""
     types = [type_of(x) for x in equation.invars]
+    is_sharded = types[0].sharding.mesh.size > 1
+    by_formula = "all of it; XLA splits the operations of the formula" if is_sharded else ""
     if equation.primitive is by_formula_p:
-        return cast("AttentionSpec", equation.params["spec"]), ""
+        return cast("AttentionSpec", equation.params["spec"]), by_formula
     options = cast("AttentionOptions", equation.params["options"])
     if equation.primitive is attn_jvp_p:
         wanted = cast("tuple[str, ...]", equation.params["wanted"])
-        return spec_of_tangents(types[: len(options.operands)], options, wanted), ""
+        operands = types[: len(options.operands)]
+        return spec_of_tangents(operands, options, wanted), by_formula
     return of_one_device(types, options, sketch)
 
 
