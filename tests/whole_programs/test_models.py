@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from examples.smollm2 import model as smollm2
 from examples.smollm2.random_weights import SMOLLM2_135M, drawn
+from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -201,6 +202,29 @@ def test_explicit_axes_split_a_call():
     assert runs(found) == (1, 1)
     assert found.calls[0].explanation.call.shape("query") == (B, T, N, H)
     assert found.calls[0].share == "one device's part, split along 'data' (4), 'model' (2)"
+
+
+def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
+    only_elsewhere = Primitive("only_elsewhere")
+    only_elsewhere.def_abstract_eval(lambda x: x)
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    q = struct(B, T, N, H, sharding=NamedSharding(mesh, P(None, None, "model")))
+
+    def program(q: Any) -> Any:
+        return dot_product_attention(q, q, only_elsewhere.bind(q), is_causal=True)
+
+    (call,) = explain_program(program, q, target="h100").calls
+    assert call.share == "all of it: how XLA splits it is not known"
+    assert call.explanation.call.shape("query") == q.shape
+
+    # Two reshapes leave a part of "data" on each of two dims.
+    def in_parts(q: Any) -> Any:
+        q = q.reshape(2, 2, T, N, H)
+        return dot_product_attention(q, q, q, is_causal=True)
+
+    q = struct(4, T, N, H, sharding=NamedSharding(mesh, P("data")))
+    (call,) = explain_program(in_parts, q, target="h100").calls
+    assert call.share == "all of it: how XLA splits it is not known"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ holds all of these, and uses those that its query heads need.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -114,13 +114,13 @@ class Shards:
         """
         spec, number = call.spec, len(call.dims)
         kv_heads_dim = LAYOUTS[key_operand(call)].split().index("k") - 1 + number
-        *leading, rows, heads, dims = (_entry(query, i) for i in range(number + 3))
+        *leading, rows, heads, dims = (entry(query, i) for i in range(number + 3))
         given = sum(leading, ()) + rows + heads + dims
         if not any(leading):
             taken = rows + heads + dims
-            leading = [tuple(x for x in _entry(key, i) if x not in taken) for i in range(number)]
+            leading = [tuple(x for x in entry(key, i) if x not in taken) for i in range(number)]
         taken = sum(leading, ()) + rows + dims
-        heads = heads or tuple(x for x in _entry(key, kv_heads_dim) if x not in taken)
+        heads = heads or tuple(x for x in entry(key, kv_heads_dim) if x not in taken)
         heads = _dividing(sizes, heads + rows + dims, spec.num_heads)
         leading = [_dividing(sizes, *x) for x in zip(leading, call.dims, strict=True)]
         for axis in (x for x in rows + dims if x not in heads):
@@ -262,66 +262,15 @@ def shard_call(
     return tuple(gradients)
 
 
-def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) -> int:
-    """The bytes of operands that each device gets from others before it computes its part.
-
-    Args:
-      shards: how the call is split.
-      call: the whole call.
-      specs: how each operand is sharded before, by name.
-    """
-    total = 0
-    for operand in call.operands:
-        before, part = specs[operand.name], shards.spec_of(layout(call, operand.name))
-        own = math.prod(operand.shape) * np.dtype(operand.dtype).itemsize
-        missing = 1
-        for i in range(len(operand.shape)):
-            own //= shards.ways(_entry(part, i))
-            missing *= shards.ways(tuple(x for x in _entry(before, i) if x not in _entry(part, i)))
-        # Of its part, a device has only what axes left there that no longer split it.
-        total += own - own // missing
-    return total
-
-
-def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:
-    """The spec of the call that each device computes. Nothing is computed, and no device is needed.
-
-    Args:
-      shards: how the call is split.
-      call: the whole call.
-    """
-    found: list[AttentionSpec] = []
-
-    def bind(options: AttentionOptions) -> Callable[..., list[jax.Array]]:
-        def note(*own: jax.Array) -> list[jax.Array]:
-            found.append(AttentionSpec.of(own, options))
-            return [jnp.zeros(x.shape, x.dtype) for x in found[0].results]
-
-        return note
-
-    def part(name: str, dtype: str) -> jax.ShapeDtypeStruct:
-        shape, split = call.shape(name), shards.spec_of(layout(call, name))
-        ways = (shards.ways(_entry(split, i)) for i in range(len(shape)))
-        own = tuple(size // n for size, n in zip(shape, ways, strict=True))
-        return jax.ShapeDtypeStruct(own, jnp.dtype(dtype))
-
-    parts = (part(x.name, x.dtype) for x in call.operands)
-
-    def shard(*own: jax.Array) -> tuple[jax.Array, ...]:
-        return shard_call(bind, call, shards, own)
-
-    jax.make_jaxpr(shard, axis_env=list(shards.sizes))(*parts)
-    return found[0]
-
-
 def _index(axes: tuple[str, ...]) -> jax.Array | int:
     """The position of this device along the axes."""
     return jax.lax.axis_index(axes) if axes else 0
 
 
-def _entry(spec: P, position: int) -> tuple[str, ...]:
-    entry = spec[position] if position < len(spec) else None
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+def entry(spec: P, position: int) -> tuple[str, ...]:
+    """The mesh axes that split one dim of an array."""
+    found = spec[position] if position < len(spec) else None
+    return () if found is None else (found,) if isinstance(found, str) else tuple(found)
 
 
 def _dividing(sizes: Mapping[str, int], axes: tuple[str, ...], size: int) -> tuple[str, ...]:

@@ -98,8 +98,10 @@ class Sketch:
                 continue
             call = self._calls[int(operation.attributes["backend_config"].value)]
             specs = dict(zip(call.options.operands, map(_spec, operation.operands), strict=True))
-            shards = Shards.of(call, sizes, specs["query"], specs[key_operand(call)])
-            self._found.setdefault(call, {}).setdefault(shards, specs)
+            known = {name: spec for name, spec in specs.items() if spec is not None}
+            if len(known) == len(specs):
+                shards = Shards.of(call, sizes, known["query"], known[key_operand(call)])
+                self._found.setdefault(call, {}).setdefault(shards, known)
 
 
 def current() -> Sketch | None:
@@ -143,13 +145,16 @@ def _operations(operation: Any) -> Iterator[Any]:
                 yield from _operations(inner.operation)
 
 
-def _spec(value: Any) -> P:
-    """How an operand is sharded."""
+def _spec(value: Any) -> P | None:
+    """How an operand is sharded; None along a part of an axis, which a spec cannot express."""
     sharding = _sharding(value)
     if sharding is None:
         return P()
     dims = map(sdy.DimensionShardingAttr, sdy.TensorShardingAttr(sharding).dimension_shardings)
-    return P(*(tuple(sdy.AxisRefAttr(axis).name for axis in dim.axes) for dim in dims))
+    axes = [[sdy.AxisRefAttr(axis) for axis in dim.axes] for dim in dims]
+    if any(axis.sub_axis_info is not None for dim in axes for axis in dim):
+        return None
+    return P(*(tuple(axis.name for axis in dim) for dim in axes))
 
 
 def _sharding(value: Any) -> Any:

@@ -119,13 +119,13 @@ def assert_kernels(
 
 
 def _sketch_of(program: jax.stages.Traced, device: Device) -> Sketch | None:
-    """How the Auto axes of a mesh split the program's calls; None if there are none."""
+    """How the Auto axes of a mesh split the program's calls; None if it is for one device."""
     if not is_for_several_devices(program):
         return None
     try:
         return of_program(program, device.platform)
     except Exception:  # an operation of the user's that cannot be lowered here raises anything
-        return None
+        return Sketch()
 
 
 def _explained(pair: Pair, device: Device) -> ProgramCall:

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.device_share import device_spec, received_bytes
 from attn_dispatch.core.explicit_axes import explicit_shards
-from attn_dispatch.core.shards import Shards, device_spec, received_bytes
+from attn_dispatch.core.shards import Shards
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.text import in_units
 
@@ -25,7 +26,7 @@ def of_one_device(
     Args:
       types: the types of the operands. In a shard_map they have the shapes on one device.
       options: the options of the call.
-      sketch: how Auto axes split the program's calls; None if that is not known.
+      sketch: how Auto axes split the calls of a program for several devices; None for one.
     """
     whole = LeadingCall.of(types, options)
     mesh = types[0].sharding.mesh
@@ -38,12 +39,15 @@ def of_one_device(
     if manual:
         part = f"one device's part, in a shard_map over {manual}"
         return whole.spec, part + (f"; all devices along {auto} compute it" if auto else "")
-    if sketch is not None and (ways := sketch.find(whole)):
-        # That of the place where a device computes most speaks for all.
-        shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
-        spec, part = _part(whole, shards, ways[shards])
-        return spec, part + ("; at other places it is split otherwise" if len(ways) > 1 else "")
-    return whole.spec, f"all of it: how XLA splits it along {auto} is not known" if auto else ""
+    if sketch is None:
+        return whole.spec, ""
+    ways = sketch.find(whole)
+    if not ways:
+        return whole.spec, "all of it: how XLA splits it is not known"
+    # That of the place where a device computes most speaks for all.
+    shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
+    spec, part = _part(whole, shards, ways[shards])
+    return spec, part + ("; at other places it is split otherwise" if len(ways) > 1 else "")
 
 
 def _part(call: LeadingCall, shards: Shards, specs: Mapping[str, P]) -> tuple[AttentionSpec, str]:
