@@ -47,6 +47,11 @@ def warn_once(message: str, category: type[Warning], line: Line | None = None) -
         warnings.warn_explicit(message, category, *line)
 
 
+def warn_of_convention(message: str, line: Line | None = None) -> None:
+    """Warn once of an argument that means something else, or nothing, where the call comes from."""
+    warn_once(message, AttentionConventionWarning, line)
+
+
 def forget() -> None:
     """Issue every warning again, even those that were issued already."""
     _issued.clear()

@@ -54,12 +54,12 @@ class Explanation:
             return plain_text.wrapped(label, text, width)
 
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
-        backward = f", backward: {self.chosen_backward}" if self.backward else ""
+        backward = f", backward: {self.chosen_backward or 'none'}" if self.backward else ""
         lines = [
             *wrapped("call      ", str(self.call)),
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
-            f"chosen    forward: {self.chosen_forward}{backward}",
+            f"chosen    forward: {self.chosen_forward or 'none'}{backward}",
         ]
         if self.mask is not None:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))

@@ -24,12 +24,11 @@ from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.call.static_arguments import window_sides
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
-from attn_dispatch.integrations.warn import warn_of_difference
 from attn_dispatch.mods.combining import WithQueryOffset
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import trace
-from attn_dispatch.warning import skip_frames_of
+from attn_dispatch.warning import skip_frames_of, warn_of_convention
 
 if TYPE_CHECKING:
     from flax.typing import PrecisionLike, PromoteDtypeFn
@@ -116,7 +115,7 @@ def attention_fn(
         cause = "another einsum" if has_einsums else "sow_weights"
         if options:
             raise ValueError(f"{cause}: expected no options of attn_dispatch, got {list(options)}")
-        warn_of_difference(
+        warn_of_convention(
             f"{cause}: Flax's own attention computes this call, because kernels return no weights"
             + (", nor take an einsum" if has_einsums else "")
         )
@@ -143,12 +142,12 @@ def attention_fn(
         _check_one_query(options, query.dtype, has_mask=mask is not None)
     is_dropped = not deterministic and dropout_rate > 0
     if is_dropped and broadcast_dropout:
-        warn_of_difference(
+        warn_of_convention(
             "broadcast_dropout: each pair of query and key is dropped independently here, in every "
             "batch row and head, as with broadcast_dropout=False"
         )
     if _is_not_default(precision) and jnp.finfo(query.dtype).bits > 16:
-        warn_of_difference(
+        warn_of_convention(
             f"precision: no counterpart for {precision}; jax.default_matmul_precision around the "
             "program is honoured"
         )
@@ -191,7 +190,7 @@ def _check_one_query(options: _Options, dtype: np.dtype, *, has_mask: bool) -> N
     )
     for name, mod, read in mods:
         if mod is not None and _reads_place(name, mod, read, dtype):
-            warn_of_difference(
+            warn_of_convention(
                 f"{name}: the one query of a decoding step has t = 0, because Flax does not pass "
                 "its position in the cache; attn_dispatch.mods.with_query_offset sets it"
             )
