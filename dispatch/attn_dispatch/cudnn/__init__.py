@@ -184,7 +184,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         try:
             engine, workspace_bytes = plan_store.plan(backend, call.attributes, properties)
         except backend.CudnnError as error:
-            first_reason = first_reason or _planning_reason(str(error), library.version_text)
+            first_reason = first_reason or _planning_reason(str(error), library.version_text, call)
             continue
         is_limited = call.backward and call.deterministic
         if is_limited and workspace_bytes > (limit := _workspace_limit(spec)):
@@ -220,7 +220,11 @@ _BUG = re.compile(r"\d+: (?P<bug>.*) \([^()]*\)")
 """What follows in the sentence of known_bad.cc: the version, the bug and its source."""
 
 
-def _planning_reason(error: str, version: str) -> Reason:
+_OF_ITS_CODE = "kcfg."
+"""What cuDNN's error has where it quotes a condition of its code, about the tiles of a kernel."""
+
+
+def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
     """Why cuDNN is not asked for a plan, or its own error, without the nodes that it names.
 
     The rows of known_bad.cc that match are the rule: `cudnn/known_bug/` and what each says.
@@ -231,6 +235,11 @@ def _planning_reason(error: str, version: str) -> Reason:
         bugs = " and ".join(x["bug"] for x in found if x)
         facts = (("version", version),)
         return Reason(f"cudnn/known_bug/{bugs}", facts, f"{error} (cuDNN {version})")
+    if _OF_ITS_CODE in error:
+        has_both = call.needs_dbias and call.dropout_rate
+        what = "dropout with the gradient of bias" if has_both else "this combination of options"
+        text = f"{what}: cuDNN {version} has no engine with tiles for it on this device ({error})"
+        return Reason(f"cudnn/tiles/{what}", (("version", version),), text)
     return reason_from_sentence("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 

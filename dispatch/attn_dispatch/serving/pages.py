@@ -71,7 +71,7 @@ def write(
         exceed those in `new`. Traced numbers are not checked; rows that do not exist are not
         written.
     """
-    if not isinstance(pages, jax.Array) or not isinstance(tables, PageTables):
+    if isinstance(pages, PageTables) or not isinstance(tables, PageTables):
         kinds = ", ".join(type(x).__name__ for x in (pages, new, tables))
         raise ValueError(f"write: expected pages, new and PageTables in this order, got {kinds}")
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
