@@ -234,7 +234,7 @@ _ANY = {
     "fa4/kernels.py": "objects of a package without types",
     "files/reading.py": "a JSON value",
     "integrations/equinox.py": "the arguments of Equinox's layer",
-    "integrations/flax/attention_fn.py": "the arguments of Flax's own attention, which differ by "
+    "integrations/flax/function.py": "the arguments of Flax's own attention, which differ by "
     "version",
     "integrations/flax/models.py": "the methods of Linen's modules, and their arguments",
     "integrations/keras/layers.py": "Keras's layers, of which private attributes are read",

@@ -83,6 +83,23 @@ def test_an_option_that_attention_does_not_have_is_refused():
         attention(return_lse=True)  # pyright: ignore[reportCallIssue]
 
 
+def test_a_causal_option_from_the_bottom_right_decodes():
+    """It is right for whole sequences and for single queries, whose mask Flax makes."""
+    layers = [
+        nnx.MultiHeadAttention(N, D, decode=True, rngs=nnx.Rngs(0), **options)
+        for options in (
+            {},
+            {"attention_fn": attention(is_causal=True, causal_alignment="bottom_right")},
+        )
+    ]
+    for layer in layers:
+        layer.init_cache(X.shape)
+    for i in range(T):
+        expected, got = (layer(X[:, i : i + 1]) for layer in layers)
+        np.testing.assert_allclose(got, expected, atol=2e-6)
+    np.testing.assert_allclose(layers[1](X, decode=False), nnx_layer()(X, mask=CAUSAL), atol=2e-6)
+
+
 @needs_causal
 def test_a_partial_that_a_layer_overrides_warns():
     layer = nnx_layer(attention_fn=functools.partial(attention_fn, is_causal=True))

@@ -42,7 +42,7 @@ def test_each_integration_has_an_example():
     files = ROOT / "dispatch" / "attn_dispatch" / "integrations"
     code = "".join(code for _, code in examples())
     for name in FRAMEWORKS:
-        assert (files / f"{name}.py").exists()
+        assert (files / f"{name}.py").exists() or (files / name / "__init__.py").exists()
         assert f"from attn_dispatch.integrations.{name} import" in code
     assert "patch_jax_nn" in code
 

@@ -110,6 +110,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
           ValueError: shapes do not match, or options ask for dropout or further results.
         """
         check_options(options, _OWN_DROPOUT)
+        options["qkv_layout"] = "BTNH"
         for name, x in (("query", query), ("key_", key_), ("value", value)):
             if jnp.ndim(x) != 2:
                 raise ValueError(

@@ -8,7 +8,7 @@
 of `functools.partial(attention_fn, …)` with what it passes itself.
 """
 
-from attn_dispatch.integrations.flax.attention_fn import attention_fn
+from attn_dispatch.integrations.flax.function import attention_fn
 from attn_dispatch.integrations.flax.models import replace_attention
 from attn_dispatch.integrations.flax.with_options import attention
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack
 
 from flax import linen, nnx
 
-from attn_dispatch.integrations.flax.attention_fn import attention_fn
+from attn_dispatch.integrations.flax.function import attention_fn
 from attn_dispatch.integrations.flax.with_options import FlaxOptions, attention
 from attn_dispatch.integrations.merging import Attention
 from attn_dispatch.warning import warn_of_convention

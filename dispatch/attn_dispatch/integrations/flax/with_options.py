@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.foreign_names import check_names
-from attn_dispatch.integrations.flax.attention_fn import Options, attention_fn, check_options
+from attn_dispatch.integrations.flax.function import Options, attention_fn, check_options
 from attn_dispatch.integrations.merging import Attention, with_options
 
 _FLAX = ("broadcast_dropout", "dtype")

@@ -68,6 +68,8 @@ def dot_product_attention(
       NotImplementedError: flash_attention=True, and no kernel runs the call.
     """
     check_layout(options)
+    options["qkv_layout"] = "BTNH"
+    options.setdefault("causal_alignment", "top_left")  # as Keras documents it
     arrays = [_tensor(x) for x in (query, key, value)]
     if any(x.ndim != 4 for x in arrays):
         raise ValueError(

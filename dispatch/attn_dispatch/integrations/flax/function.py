@@ -160,6 +160,7 @@ def attention_fn(
             f"precision: no counterpart for {precision}; jax.default_matmul_precision around the "
             "program is honoured"
         )
+    options["qkv_layout"] = "BTNH"
     out = dot_product_attention(
         query,
         key,
