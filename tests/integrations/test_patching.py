@@ -87,7 +87,7 @@ def test_a_block_in_which_only_einsum_attention_ran_warns_with_its_line():
 
 
 def test_a_block_in_which_nothing_ran_warns_with_early_imports(monkeypatch: pytest.MonkeyPatch):
-    place, importer = module_with_x(), types.ModuleType("importer")
+    place, importer = module_with_x(), module_with_x()
     place.attend = importer.attend = einsum_attention
     monkeypatch.setitem(sys.modules, "importer", importer)
     monkeypatch.setattr(einsum_attention, "__module__", "place")

@@ -55,8 +55,10 @@ def _kept(
 
 def text_of(x: object) -> str:
     """An argument's value in a message; of an array, its dtype and shape."""
-    is_array = isinstance(x, jax.Array | np.ndarray)
-    return f"{x.dtype.name}{list(x.shape)}" if is_array else repr(x)
+    if isinstance(x, jax.Array | np.ndarray):
+        aval = jax.typeof(x)
+        return f"{aval.dtype.name}{list(aval.shape)}"
+    return repr(x)
 
 
 def is_same(x: object, y: object) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import jax
 
+from attn_dispatch.integrations.merging import text_of
 from attn_dispatch.warning import caller, warn_of_convention
 
 P = ParamSpec("P")
@@ -61,10 +62,10 @@ class Tally:
         @functools.wraps(softmax)
         def watching(*args: P.args, **kwargs: P.kwargs) -> R:
             x = args[0] if args else kwargs.get("x")
-            is_array = isinstance(x, jax.Array) and x.ndim >= _SCORES_DIMS
-            if is_array and len(self._softmaxes) < _MAX_SOFTMAXES and (line := caller()):
-                shape = f"{x.dtype.name}{list(x.shape)}"
-                self._softmaxes.append(f"a softmax of {shape} at {line[0]}:{line[1]}")
+            is_kept = len(self._softmaxes) < _MAX_SOFTMAXES
+            if is_kept and isinstance(x, jax.Array) and x.ndim >= _SCORES_DIMS:
+                where = ":".join(map(str, caller() or ("an unknown line",)))
+                self._softmaxes.append(f"a softmax of {text_of(x)} at {where}")
             return softmax(*args, **kwargs)
 
         return watching

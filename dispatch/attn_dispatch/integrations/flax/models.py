@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, cast
 
 from flax import linen, nnx
 
@@ -90,7 +90,8 @@ def _linen_with(model: linen.Module, ours: Attention) -> linen.Module:
         def _call_wrapped_method(self, fun: Any, args: Any, kwargs: Any) -> Any:
             before = len(replaced)
             with linen.intercept_methods(replacing):
-                out = super()._call_wrapped_method(fun, args, kwargs)
+                method = cast("Callable[..., Any]", super()._call_wrapped_method)
+                out = method(fun, args, kwargs)
             if fun.__name__ == "__call__" and len(replaced) == before:
                 warn_of_convention(
                     f"replace_attention: {theirs.__name__} calls no attention function of Flax "
