@@ -28,29 +28,36 @@ def with_options(function: Attention, options: Mapping[str, Any], maker: str) ->
       A function with the same signature. It raises a ValueError if the layer passes another value
       than the user and the default.
     """
-    names = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    names, defaults = list(parameters), {name: x.default for name, x in parameters.items()}
 
     @functools.wraps(function)
     def merged(*args: Any, **passed: Any) -> jax.Array:
         given = dict(zip(names, args, strict=False)) | passed
-        return function(**given | _kept(function, options, given, maker))
+        check_no_conflict(options, given, defaults, maker)
+        return function(**given | options)
 
     return merged
 
 
-def _kept(
-    function: Attention, options: Mapping[str, Any], given: Mapping[str, Any], maker: str
-) -> dict[str, Any]:
-    """The options, all of which the layer leaves open or passes as they are."""
-    parameters = inspect.signature(function).parameters
+def check_no_conflict(
+    options: Mapping[str, object],
+    given: Mapping[str, object],
+    defaults: Mapping[str, object],
+    maker: str,
+) -> None:
+    """Check that a call passes the options as they are, or with their defaults, or not at all.
+
+    Raises:
+      ValueError: it passes another value; `maker` is the name of what sets the options.
+    """
     for name, value in options.items():
-        default = parameters[name].default if name in parameters else None
+        default = defaults.get(name)
         if name in given and not any(is_same(given[name], x) for x in (value, default)):
             raise ValueError(
                 f"{name}: expected {text_of(value)}, as {maker}({name}=…) sets it, or the default "
                 f"{default!r} from the layer, got {text_of(given[name])}"
             )
-    return dict(options)
 
 
 def text_of(x: object) -> str:
