@@ -14,13 +14,12 @@ from typing import Any, TypeGuard, TypeVar, Unpack, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.integrations.masks import as_bool
-from attn_dispatch.integrations.merging import check_no_conflict, text_of
+from attn_dispatch.integrations.merging import check_no_conflict, is_array, text_of
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.warning import skip_frames_of
 
@@ -181,7 +180,7 @@ def replace_attention(model: Model, **options: Unpack[_Options]) -> Model:
     """
     check_options(options, _OWN_DROPOUT)
     for name, x in options.items():
-        if isinstance(x, jax.Array | np.ndarray):
+        if is_array(x):
             raise ValueError(f"{name}: expected no array, got {text_of(x)}; pass it in each call")
     found: list[eqx.nn.MultiheadAttention] = []
 

@@ -35,7 +35,7 @@ def with_options(function: Attention, options: Mapping[str, Any], maker: str) ->
     def merged(*args: Any, **passed: Any) -> jax.Array:
         given = dict(zip(names, args, strict=False)) | passed
         check_no_conflict(options, given, defaults, maker)
-        return function(**given | options)
+        return function(**given | dict(options))
 
     return merged
 
@@ -58,6 +58,10 @@ def check_no_conflict(
                 f"{name}: expected {text_of(value)}, as {maker}({name}=…) sets it, or the default "
                 f"{default!r} from the layer, got {text_of(given[name])}"
             )
+
+
+def is_array(x: object) -> bool:
+    return isinstance(x, jax.Array | np.ndarray)
 
 
 def text_of(x: object) -> str:
