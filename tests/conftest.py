@@ -82,6 +82,7 @@ def pytest_collection_modifyitems(items):
         "core/test_meshes.py", "aiter/test_conformance.py", "aiter/test_dispatch.py",
         "core/rewrites/test_rewrites.py", "core/rewrites/test_whole_pages.py",
         "core/test_partitioning.py", "core/test_forward_mode.py", "tools/verify/test_judge.py",
+        "tools/verify/test_verify.py", "serve/test_serve.py", "flash/test_flash.py",
     )  # fmt: skip
     items.sort(key=lambda item: not item.path.as_posix().endswith(longest))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 
@@ -49,16 +50,20 @@ def with_engine(spec, engine):
     return replace(spec, options=replace(spec.options, engine=engine))
 
 
+EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
+"""Otherwise every fourth engine is planned."""
+
+
 @needs_cudnn
 @pytest.mark.parametrize("spec", [FORWARD, BACKWARD], ids=["forward", "backward"])
 def test_some_other_engines_are_planned(spec):
     assert cudnn.not_supported_reasons(spec, SM90) == ()
     untuned = cudnn.plan(spec, SM90)
     planned = {}
-    for engine in cudnn.other_engines(spec, SM90):
+    for engine in cudnn.other_engines(spec, SM90)[:: 1 if EVERY_PLAN else 4]:
         if not cudnn.not_supported_reasons(with_engine(spec, engine), SM90):
             planned[engine] = cudnn.plan(with_engine(spec, engine), SM90)
-    assert planned
+    assert len(planned) > 1
     # cuDNN's names begin with the requested engine's number and are all different.
     for engine, plan in planned.items():
         assert re.match(rf"eng{engine.split()[0]}(_|$)", plan.engine)

@@ -215,9 +215,7 @@ _WORKSPACE = Rule[_Workspace](
 )
 
 
-_KNOWN_BUG = "known bug of cuDNN "
-_BUG = re.compile(r"\d+: (?P<bug>.*) \([^()]*\)")
-"""What follows in the sentence of known_bad.cc: the version, the bug and its source."""
+_KNOWN_BUG = re.compile(r"known bug (\w+) of cuDNN \d+: ")
 
 
 _OF_ITS_CODE = "kcfg."
@@ -227,14 +225,12 @@ _OF_ITS_CODE = "kcfg."
 def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
     """Why cuDNN is not asked for a plan, or its own error, without the nodes that it names.
 
-    The rows of known_bad.cc that match are the rule: `cudnn/known_bug/` and what each says.
+    The rows of known_bad.cc that match are the rule: `cudnn/known_bug/` and their names.
     """
-    before, *rows = error.split(_KNOWN_BUG)
-    if rows and not before:
-        found = [_BUG.fullmatch(row.removesuffix("; ")) for row in rows]
-        bugs = " and ".join(x["bug"] for x in found if x)
+    if _KNOWN_BUG.match(error):
+        names = " and ".join(_KNOWN_BUG.findall(error))
         facts = (("version", version),)
-        return Reason(f"cudnn/known_bug/{bugs}", facts, f"{error} (cuDNN {version})")
+        return Reason(f"cudnn/known_bug/{names}", facts, f"{error} (cuDNN {version})")
     if _OF_ITS_CODE in error:
         has_both = call.needs_dbias and call.dropout_rate
         what = "dropout with the gradient of bias" if has_both else "this combination of options"

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import explain, inspection
+from attn_dispatch import inspection
+from attn_dispatch.core.eligibility import reasons_and_chain
 from attn_dispatch.core.rewrites.as_mask_or_bias import SLOPES_AS_BIAS
 from attn_dispatch.core.rewrites.kv_cache import whole_pages
 from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
@@ -23,6 +24,8 @@ from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
+from attn_dispatch.core.select import named
+from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case
 from tests.support.backend import needs_cudnn
@@ -177,8 +180,10 @@ def test_rewrites_that_cudnn_uses_for_a_cache(target, t, page, options, expected
         arrays = (struct((b, s, k, 128), jnp.bfloat16),) * 2
         given |= {"is_causal": True, "causal_alignment": "bottom_right"}
     query = struct((b, t, n, 128), jnp.bfloat16)
-    found = explain(query, *arrays, target=target, **given).forward[0]
-    assert (found.implementation, found.reasons, found.rewrites) == ("cudnn", (), expected)
+    given |= {"query": query} | dict(zip(("key", "value"), arrays, strict=False))
+    spec = inspection.spec_of(**given)
+    reasons, chain = reasons_and_chain(named("cudnn"), spec, parse(target))
+    assert (reasons, chain.names) == ((), expected)
 
 
 @pytest.mark.parametrize("compute", [by_xla, kernel], ids=["xla", "cudnn"])
