@@ -111,10 +111,12 @@ def test_a_partial_that_a_layer_overrides_warns():
     assert conventions(lambda: layer(X, is_causal=True)) == []
     near = nnx_layer(attention_fn=functools.partial(attention_fn, local_window_size=(1, 0)))
     assert conventions(lambda: near(X)) == []
-    lines = linen.MultiHeadDotProductAttention(
-        N, attention_fn=functools.partial(attention_fn, is_causal=True)
-    )
-    assert conventions(lambda: lines.init(jax.random.key(0), X)) == []
+    for options, warned in (({"is_causal": True}, False), ({"broadcast_dropout": False}, True)):
+        layer = linen.MultiHeadDotProductAttention(
+            N, attention_fn=functools.partial(attention_fn, **options)
+        )
+        messages = conventions(lambda layer=layer: layer.init(jax.random.key(0), X))
+        assert ["the layer passes broadcast_dropout=True" in x for x in messages] == [True] * warned
 
 
 class Layers(nnx.Module):
@@ -177,7 +179,8 @@ def test_a_linen_model_gets_our_attention_with_the_same_parameters(model: Any):
     expected = model.apply(params, X, mask=CAUSAL)
     np.testing.assert_allclose(ours.apply(params, X), expected, atol=2e-6)
     assert kernels_in(lambda x: ours.apply(params, x), X) == 1
-    assert kernels_in(lambda x: ours.bind(params)(x), X) == 1
+    bound = ours.bind(params)
+    assert kernels_in(lambda x: bound(bound(x)), X) == 2
     assert kernels_in(lambda x: model.apply(params, x), X) == 0
     assert repr(ours).splitlines()[0] == repr(model).splitlines()[0]
 

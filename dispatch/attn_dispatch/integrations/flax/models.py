@@ -76,23 +76,24 @@ def _linen_with(model: linen.Module, ours: Attention) -> linen.Module:
         kwargs: Mapping[str, Any],
         context: linen.module.InterceptorContext,
     ) -> Any:
+        nonlocal calls
         layer = context.module
-        names = [name for name, x in vars(layer).items() if any(x is y for y in _THEIRS)]
+        names = [name for name, x in vars(layer).items() if any(x is y for y in (*_THEIRS, ours))]
         for name in names:
             object.__setattr__(layer, name, ours)  # layers are frozen
-            replaced.append(name)
+        calls += len(names)
         return call(*args, **kwargs)
 
-    replaced: list[str] = []
+    calls = 0
 
     class Replaced(theirs):
         @linen.nowrap
         def _call_wrapped_method(self, fun: Any, args: Any, kwargs: Any) -> Any:
-            before = len(replaced)
+            before = calls
             with linen.intercept_methods(replacing):
                 method = cast("Callable[..., Any]", super()._call_wrapped_method)
                 out = method(fun, args, kwargs)
-            if fun.__name__ == "__call__" and len(replaced) == before:
+            if fun.__name__ == "__call__" and calls == before:
                 warn_of_convention(
                     f"replace_attention: {theirs.__name__} calls no attention function of Flax "
                     "that is in a field of a layer; attention by einsum has no such field"
