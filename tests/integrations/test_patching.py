@@ -81,9 +81,13 @@ def test_a_block_in_which_only_einsum_attention_ran_warns_with_its_line():
     assert given[0].filename == __file__ and jax.nn.softmax is softmax
     with patch_jax_nn(may_be_unused=True):
         einsum_attention(X)
-    with patch_jax_nn():  # both
+    with patch_jax_nn() as patch:  # both
         einsum_attention(X)
         jax.nn.dot_product_attention(X, X, X)
+        assert patch.calls == 1
+    with patch_jax_nn():
+        jax.nn.dot_product_attention(X, X, X)
+    assert patch.calls == 1
 
 
 def test_a_block_in_which_nothing_ran_warns_with_early_imports(monkeypatch: pytest.MonkeyPatch):

@@ -34,5 +34,5 @@ def patch_jax_nn(*, may_be_unused: bool = False) -> Patch:
     Returns:
       A `Patch`, which has not been started.
     """
-    tally = None if may_be_unused else _TALLY
-    return Patch({(jax.nn, "dot_product_attention"): _counted}, tally)
+    replacements = {(jax.nn, "dot_product_attention"): _counted}
+    return Patch(replacements, _TALLY, may_be_unused=may_be_unused)

@@ -25,18 +25,39 @@ class Patch:
     in any order. The latest one that has not ended counts; after the last one the attributes are
     restored.
 
-    With a tally, a warning at the end says if no attention went through the patch, and what ran
-    instead, which is watched inside `with patch:`.
+    `patch.calls` counts the attention calls that went through it. A warning at the end says if there
+    were none, and what ran instead, which is watched inside `with patch:`.
     """
 
     def __init__(
-        self, replacements: Mapping[Place, Callable[..., object]], tally: Tally | None = None
+        self,
+        replacements: Mapping[Place, Callable[..., object]],
+        tally: Tally | None = None,
+        *,
+        may_be_unused: bool = False,
     ) -> None:
+        """Make a patch that has not been started.
+
+        Args:
+          replacements: what the attributes become.
+          tally: what counts the calls of these.
+          may_be_unused: whether not to warn.
+        """
         self.replacements = replacements
         self._started = 0
         self._tally = tally
-        self._since = State(0, 0)
+        self._warns = tally is not None and not may_be_unused
+        self._since = self._until = State(0, 0)
         self._watches: list[Patch] = []
+
+    @property
+    def calls(self) -> int:
+        """The number of attention calls since the patch was started, until it ended.
+
+        A program that `jax.jit` compiles counts when it is traced.
+        """
+        until = self._tally.state if self._tally is not None and self._started else self._until
+        return until.calls - self._since.calls
 
     def start(self) -> Patch:
         with _lock:
@@ -57,7 +78,7 @@ class Patch:
           RuntimeError: the patch has not been started.
         """
         self._end()
-        if self._tally is not None and not self._started:
+        if self._tally is not None and self._warns and not self._started:
             originals = [original(*place) for place in self.replacements]
             self._tally.warn_if_unused(self._since, originals)
 
@@ -68,10 +89,12 @@ class Patch:
             latest = max(i for i, patch in enumerate(_started) if patch is self)
             del _started[latest]
             self._started -= 1
+            if self._tally is not None:
+                self._until = self._tally.state
             self._apply_latest()
 
     def __enter__(self) -> Patch:
-        if self._tally is not None:
+        if self._tally is not None and self._warns:
             softmax = (jax.nn, "softmax")
             watch = Patch({softmax: self._tally.watched(original(*softmax))})
             self._watches.append(watch.start())

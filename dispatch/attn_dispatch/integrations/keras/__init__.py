@@ -51,4 +51,4 @@ def patch_keras(*, may_be_unused: bool = False) -> Patch:
         raise ValueError(f"patch_keras: expected Keras on jax, got {keras.backend.backend()}")
     function = {(backend.nn, "dot_product_attention"): dot_product_attention}
     replaced = function | layers.replacements() | hub.replacements()
-    return Patch(replaced, None if may_be_unused else TALLY)
+    return Patch(replaced, TALLY, may_be_unused=may_be_unused)
