@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import warnings
@@ -52,11 +51,6 @@ def test_an_example_runs(title: str, code: str):
     for name in FRAMEWORKS:
         if f"integrations.{name} " in code:
             pytest.importorskip(name)
-    if "num_kv_heads" in code and "nnx" in code:
-        from flax import nnx
-
-        if "num_kv_heads" not in inspect.signature(nnx.MultiHeadAttention).parameters:
-            pytest.skip("num_kv_heads came with Flax 0.12.8")
     lines = [x for x in code.splitlines() if x and not x.startswith(("import ", "from "))]
     assert len(lines) <= 10
     scope: dict[str, object] = {}

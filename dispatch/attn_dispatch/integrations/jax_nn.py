@@ -34,5 +34,4 @@ def patch_jax_nn(*, may_be_unused: bool = False) -> Patch:
     Returns:
       A `Patch`, which has not been started.
     """
-    replacements = {(jax.nn, "dot_product_attention"): _counted}
-    return Patch(replacements, _TALLY, may_be_unused=may_be_unused)
+    return Patch({(jax.nn, "dot_product_attention"): _counted}, _TALLY, may_be_unused=may_be_unused)

@@ -25,8 +25,8 @@ class Patch:
     in any order. The latest one that has not ended counts; after the last one the attributes are
     restored.
 
-    `patch.calls` counts the attention calls that went through it. A warning at the end says if there
-    were none, and what ran instead, which is watched inside `with patch:`.
+    `patch.calls` counts the attention calls that went through it. If there were none, a warning at
+    the end says what ran instead, which is watched inside `with patch:`.
     """
 
     def __init__(
