@@ -253,4 +253,6 @@ FOUND: tuple[Case, ...] = (
         deterministic=True,
         **_PACKED,
     ),
+    # The rewrite called itself for the call with the slopes as a bias, with an argument too few.
+    _found("packed_slopes_as_mask", alibi=1, **(_PACKED | {"max_segments": None}), **CAUSAL),
 )

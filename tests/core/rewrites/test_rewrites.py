@@ -193,6 +193,14 @@ NAMED = (
         lse_grad=True,
     ),
     Case("value_128", v=128, lse_grad=True, alibi=1, **_WIDE),
+    Case(
+        "packed_slopes",
+        alibi=1,
+        bias=(1, 4, 10, 14),
+        q_segments=((1,) * 4 + (2,) * 6,) * 2,
+        kv_segments=((1,) * 9 + (2,) * 5, (1,) * 5 + (2,) * 9),
+        lse_grad=True,
+    ),
 )
 APPLIED_FIRST = (
     Case("sinks_then_slopes", alibi=1, sinks=1, wanted=("query", "alibi_slopes")),

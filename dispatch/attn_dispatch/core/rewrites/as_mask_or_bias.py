@@ -144,12 +144,13 @@ def _compute_sequences(
     such a row attends to.
     """
     if spec.has("alibi_slopes"):
+        with_bias = _slopes_as_bias(spec)
 
-        def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
-            return _compute_sequences(spec, inner, dict(operands), calls)
+        def kernel(operands: Mapping[str, jax.Array]) -> NamedArrays:
+            return _compute_sequences(with_bias, inner, dict(operands), calls)
 
-        then_sequences = replace(calls, kernel=kernel)
-        return _compute_slopes(spec, _slopes_as_bias(spec), operands, then_sequences)
+        then_sequences = Calls(kernel, calls.xla, calls.beside)
+        return _compute_slopes(spec, with_bias, operands, then_sequences)
     mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
     cleared, bad = _without_nan(spec, operands)
     results = dict(calls.kernel(for_(inner, operands | cleared | {"mask": mask})))
