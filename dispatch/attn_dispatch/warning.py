@@ -19,7 +19,8 @@ class AttentionFallbackWarning(UserWarning):
 
 
 class AttentionConventionWarning(UserWarning):
-    """A valid call looks as if it was written for another library's conventions."""
+    """A valid call probably means something else, or a patch has no effect; how to say what is meant
+    is in the message."""
 
 
 class AttentionShardingWarning(UserWarning):
