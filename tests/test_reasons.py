@@ -223,12 +223,12 @@ def test_a_condition_of_cudnns_code_is_not_all_that_a_reason_says():
     error = "cuDNN has no engine for it: kcfg.cta_tile.M != 64 || kcfg.cta_tile.N != 64"
     of_any = cudnn._planning_reason(error, "9.28.1", call)
     assert str(of_any) == (
-        "this combination of options: cuDNN 9.28.1 has no engine with tiles for it on this device "
+        "this combination of options: no engine of cuDNN 9.28.1 computes it on this device "
         f"({error})"
     )
     trained = replace(call, backward=True, needs_dbias=True, dropout_rate=0.1)
     reason = cudnn._planning_reason(error, "9.28.1", trained)
-    assert reason.rule == "cudnn/tiles/dropout with the gradient of bias"
+    assert reason.rule == "cudnn/no_engine/dropout with the gradient of bias"
 
 
 def test_the_number_that_decides_is_a_fact_and_in_the_sentence():

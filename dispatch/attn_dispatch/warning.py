@@ -19,8 +19,8 @@ class AttentionFallbackWarning(UserWarning):
 
 
 class AttentionConventionWarning(UserWarning):
-    """A valid call probably means something else, or a patch has no effect; how to say what is meant
-    is in the message."""
+    """A valid call probably means something else, or a patch has no effect; the message says how to
+    express what is meant."""
 
 
 class AttentionShardingWarning(UserWarning):

@@ -218,8 +218,8 @@ _WORKSPACE = Rule[_Workspace](
 _KNOWN_BUG = re.compile(r"known bug (\w+) of cuDNN \d+: ")
 
 
-_OF_ITS_CODE = "kcfg."
-"""What cuDNN's error has where it quotes a condition of its code, about the tiles of a kernel."""
+_OF_ITS_CODE = re.compile(r"kcfg\.|is_dropout &&")
+"""What cuDNN's error has where it only quotes a condition of the last engine that it tried."""
 
 
 def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
@@ -231,11 +231,11 @@ def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
         names = " and ".join(_KNOWN_BUG.findall(error))
         facts = (("version", version),)
         return Reason(f"cudnn/known_bug/{names}", facts, f"{error} (cuDNN {version})")
-    if _OF_ITS_CODE in error:
+    if _OF_ITS_CODE.search(error):
         has_both = call.needs_dbias and call.dropout_rate
         what = "dropout with the gradient of bias" if has_both else "this combination of options"
-        text = f"{what}: cuDNN {version} has no engine with tiles for it on this device ({error})"
-        return Reason(f"cudnn/tiles/{what}", (("version", version),), text)
+        text = f"{what}: no engine of cuDNN {version} computes it on this device ({error})"
+        return Reason(f"cudnn/no_engine/{what}", (("version", version),), text)
     return reason_from_sentence("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 
