@@ -16,16 +16,21 @@ from attn_dispatch.warning import (
     AttentionFallbackWarning,
     AttentionShardingWarning,
 )
+from attn_dispatch.whole_programs import assert_kernels, explain_program
+from attn_dispatch.whole_programs.explained import ProgramExplanation
 
 __all__ = [
     "AttentionConventionWarning",
     "AttentionFallbackWarning",
     "AttentionShardingWarning",
     "Explanation",
+    "ProgramExplanation",
     "__version__",
+    "assert_kernels",
     "dot_product_attention",
     "dropout_mask",
     "explain",
+    "explain_program",
     "fallback",
     "integrations",
     "mods",

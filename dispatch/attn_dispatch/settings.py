@@ -265,8 +265,9 @@ def fallback(policy: FallbackPolicy) -> Block:
     Args:
       policy: "warn" (the default) warns once for each kind of call with an
         `AttentionFallbackWarning` that lists every reason. "error" raises a NotImplementedError
-        with every reason. "silent" does nothing. The environment variable ATTN_DISPATCH_FALLBACK
-        sets the policy outside such blocks.
+        with every reason, on a CPU too for the GPUs that `attn_dispatch.target` names. "silent"
+        does nothing. The environment variable ATTN_DISPATCH_FALLBACK sets the policy outside such
+        blocks.
 
     Raises:
       ValueError: for any other policy.

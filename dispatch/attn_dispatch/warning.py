@@ -69,13 +69,17 @@ def skip_frames_of(file: str | None) -> None:
 
 def caller() -> Line | None:
     """The innermost line outside this package, JAX and the skipped packages."""
-    frame, inside = inspect.currentframe(), (*_inside, "<")
+    frame = inspect.currentframe()
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(inside) and not file.endswith(_PYTHON_WRAPPERS):
-            return file, frame.f_lineno
+        if is_outside(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def is_outside(file: str) -> bool:
+    """Whether a file is outside this package, JAX and the skipped packages."""
+    return not file.startswith((*_inside, "<")) and not file.endswith(_PYTHON_WRAPPERS)
 
 
 def _is_new(warned: tuple[str, type[Warning], Line]) -> bool:

@@ -24,6 +24,9 @@ _COMMANDS = {
         "commands.explain",
         "what would run a call, here or on another device, and why not the rest",
     ),
+    "explain-program": (
+        "commands.explain_program", "what would run each attention call of a program of yours"
+    ),
     "mask": ("pictures.command", "who attends to whom, as text or as a picture"),
     "verify": ("verify.command", "check an implementation on this device, case by case"),
     "bench": (

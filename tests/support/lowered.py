@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from typing import Any
 
+import jax
 import numpy as np
 
 from attn_dispatch.cudnn.call import Attribute, Attributes
@@ -43,3 +46,44 @@ def _printed(x: Attribute) -> str:
     if isinstance(x, float):
         return f"{np.float32(x):e} : f32"
     return f"{x} : i64" if isinstance(x, int) else f'"{x}"'
+
+
+def kernel_runs(function: Any, *arguments: Any) -> Counter[tuple[str, int]]:
+    """The custom calls of the program lowered for CUDA: how often each runs, by its name and the
+    size of its first operand with rows, heads and dims. Loops must have a known number of rounds.
+    """
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    module: Any = lowered.compiler_ir("stablehlo")
+    functions = {x.name.value: x for x in module.body.operations if x.operation.name == "func.func"}
+    found: Counter[tuple[str, int]] = Counter()
+
+    def count(region: Any, times: int) -> None:
+        for operation in (x for block in region.blocks for x in block.operations):
+            name = operation.operation.name
+            if name == "func.call":
+                callee = operation.attributes["callee"].value
+                count(functions[callee].regions[0], times)
+            elif name == "stablehlo.while":
+                count(operation.regions[1], times * _rounds(operation.regions[0]))
+            elif name == "stablehlo.custom_call":
+                target = operation.attributes["call_target_name"].value
+                shapes = [x.type.shape for x in operation.operands]
+                query = next((x for x in shapes if len(x) >= 3), ())
+                found[target, math.prod(query)] += times
+            else:
+                for inner in operation.regions:
+                    count(inner, times)
+
+    count(functions["main"].regions[0], 1)
+    return found
+
+
+def _rounds(condition: Any) -> int:
+    """The number of rounds of a loop that compares a counter, from 0 on, with a constant."""
+    constants = [
+        operation.attributes["value"]
+        for operation in condition.blocks[0].operations
+        if operation.operation.name == "stablehlo.constant"
+    ]
+    (limit,) = constants
+    return int(limit.get_splat_value().value)

@@ -74,13 +74,13 @@ class Explanation:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))
         for direction, found in (("forward", self.forward), ("backward", self.backward)):
             for verdict in found:
-                lines += _verdict_lines(f"{direction:<9} ", verdict, width)
+                lines += verdict_lines(f"{direction:<9} ", verdict, width)
         if self.single_queries is not None:
             lines = [self.single_queries.text(width), "", *lines]
         return "\n".join(lines)
 
 
-def _verdict_lines(direction: str, verdict: Verdict, width: int) -> list[str]:
+def verdict_lines(direction: str, verdict: Verdict, width: int) -> list[str]:
     """How the implementation runs the call, or every reason why it does not."""
     label = f"{direction}{verdict.implementation:<7} "
     margin = " " * len(label)
@@ -117,13 +117,24 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
     forward, backward = as_partners(
         options, backward_options(options, wanted, has_lse_grad=has_lse_grad)
     )
+    # A paged call has no backward pass.
+    last = None if spec.is_paged else spec.backward(backward)
+    return explain_specs(spec, device, replace(spec, options=forward), last)
+
+
+def explain_specs(
+    call: AttentionSpec,
+    device: Device,
+    forward: AttentionSpec | None,
+    backward: AttentionSpec | None,
+) -> Explanation:
+    """The explanation of a call that is lowered to these two; None is a direction without one."""
     return Explanation(
-        call=spec,
+        call=call,
         device=device,
         versions=_versions(device),
-        forward=verdicts_on(replace(spec, options=forward), device),
-        # A paged call has no backward pass.
-        backward=() if spec.is_paged else verdicts_on(spec.backward(backward), device),
+        forward=() if forward is None else verdicts_on(forward, device),
+        backward=() if backward is None else verdicts_on(backward, device),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar, cast
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attn_dispatch.call.leading import Bind, LeadingCall
@@ -32,15 +33,8 @@ def explicit_lowering(
     """
     types = jax_compat.types_of(ctx)
     mesh = types[0].sharding.mesh
-    axes = {
-        name: mesh.shape[name]
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    }
     whole = LeadingCall.of(types, options)
-    by_name = dict(zip(options.operands, types, strict=True))
-    query, key = (by_name[name].sharding.spec for name in ("query", key_operand(whole)))
-    shards = Shards.of(whole, axes, query, key)
+    shards = explicit_shards(whole, types)
     warn_unsplit(whole.spec, shards.unused)
     inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))
 
@@ -49,13 +43,26 @@ def explicit_lowering(
             return shard_call(bind, whole, shards, own)
 
         results = jax.shard_map(
-            shard, mesh=mesh, axis_names=set(axes), in_specs=inputs,
+            shard, mesh=mesh, axis_names=set(dict(shards.sizes)), in_specs=inputs,
             out_specs=outputs, check_vma=False,
         )(*(_resharded(x, mesh, to) for x, to in zip(operands, inputs, strict=True)))  # fmt: skip
         to = [aval.sharding.spec for aval in ctx.avals_out]
         return [_resharded(x, mesh, spec) for x, spec in zip(results, to, strict=True)]
 
     return jax_compat.lower_typed_as(call, ctx, operands)
+
+
+def explicit_shards(call: LeadingCall, types: Sequence[ShapedArray]) -> Shards:
+    """How the Explicit axes of a mesh split a call, as the types of its operands say."""
+    mesh = types[0].sharding.mesh
+    sizes = {
+        name: mesh.shape[name]
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    }
+    by_name = dict(zip(call.options.operands, types, strict=True))
+    query, key = (by_name[name].sharding.spec for name in ("query", key_operand(call)))
+    return Shards.of(call, sizes, query, key)
 
 
 def with_auto_axes(

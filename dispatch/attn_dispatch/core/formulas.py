@@ -16,12 +16,13 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
 from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.operands import ArrayType
 from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
-from attn_dispatch.devices.target import device_for
+from attn_dispatch.devices.target import devices_to_ask
 from attn_dispatch.typed_jax import bind_one, jvp, vjp
 
 FORWARD_MODE = "forward-mode derivative"
@@ -80,12 +81,9 @@ def _formula(
     has_lse_grad: bool,
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """out and lse of a call as a function of the wanted operands, in plain JAX."""
-    # With dropout, the partner is that of the forward call whose mask is drawn again.
-    forward, _ = both_options(call, wanted, has_lse_grad=has_lse_grad)
-    forward = forward.returning(replace(forward.wanted, needs_max=False, needs_keep=False))
     operands = {name: arrays[name] for name in call.operands}
-    whole = LeadingCall.of(tuple(operands.values()), forward)
-    asked = whole.spec.returning(replace(forward.wanted, derivative=derivative))
+    whole = _forward_call(call, tuple(operands.values()), wanted, has_lse_grad=has_lse_grad)
+    asked = _asked(whole, derivative)
 
     def function(*moving: jax.Array) -> tuple[jax.Array, jax.Array]:
         now = operands | dict(zip(wanted, moving, strict=True))
@@ -94,6 +92,33 @@ def _formula(
         return out, lse
 
     return function
+
+
+def _forward_call(
+    call: AttentionOptions,
+    operands: Sequence[ArrayType],
+    wanted: tuple[str, ...],
+    *,
+    has_lse_grad: bool,
+) -> LeadingCall:
+    """The forward call of which a formula computes out and lse."""
+    # With dropout, the partner is that of the forward call whose mask is drawn again.
+    forward, _ = both_options(call, wanted, has_lse_grad=has_lse_grad)
+    forward = forward.returning(replace(forward.wanted, needs_max=False, needs_keep=False))
+    return LeadingCall.of(operands, forward)
+
+
+def _asked(call: LeadingCall, derivative: str) -> AttentionSpec:
+    """The spec for which `select` is asked whether formulas may compute a derivative."""
+    return call.spec.returning(replace(call.options.wanted, derivative=derivative))
+
+
+def spec_of_tangents(
+    operands: Sequence[ArrayType], options: AttentionOptions, wanted: tuple[str, ...]
+) -> AttentionSpec:
+    """The spec for which `select` is asked when attn_jvp is lowered."""
+    has_lse_grad = options.wanted.needs_lse
+    return _asked(_forward_call(options, operands, wanted, has_lse_grad=has_lse_grad), FORWARD_MODE)
 
 
 def _make_gate() -> Primitive:
@@ -110,7 +135,8 @@ def _make_gate() -> Primitive:
     def lower(
         ctx: Context, x: object, *, spec: AttentionSpec, platform: str | None = None
     ) -> MlirValues:
-        select.allow_formula(spec, device_for(platform or jax_compat.platforms_of(ctx)[0]))
+        for device in devices_to_ask(platform or jax_compat.platforms_of(ctx)[0]):
+            select.allow_formula(spec, device)
         return [x]
 
     mlir.register_lowering(primitive, lower)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from attn_dispatch.typed_jax import JaxClient
@@ -37,6 +37,13 @@ try:
     from jax.interpreters import ad, batching, mlir
 except ImportError as error:
     raise UnsupportedJax("jax.interpreters.ad, batching and mlir") from error
+
+try:
+    from jax.interpreters import partial_eval
+
+    _dce_jaxpr = cast("Callable[..., tuple[Jaxpr, object]]", partial_eval.dce_jaxpr)
+except (ImportError, AttributeError) as error:
+    raise UnsupportedJax("dce_jaxpr in jax.interpreters.partial_eval") from error
 
 try:
     from jax._src import dispatch
@@ -84,6 +91,21 @@ try:
 except ImportError as error:
     raise UnsupportedJax("jax.experimental.custom_partitioning") from error
 
+try:
+    from jax._src.cudnn import fused_attention_stablehlo as _cudnn_of_jax
+except ImportError:  # only explanations of programs that call it need it
+    _cudnn_of_jax = None
+
+try:
+    from jax._src import custom_partitioning_sharding_rule as _rules
+    from jaxlib.mlir import ir, passmanager
+    from jaxlib.mlir.dialects import sdy, stablehlo
+
+    _rule_of_text = cast("Callable[..., object]", _rules.str_to_sdy_sharding_rule)
+    _rule_to_mlir = cast("Callable[..., object]", _rules.sdy_sharding_rule_to_mlir)
+except (ImportError, AttributeError) as error:
+    raise UnsupportedJax("jaxlib.mlir and custom_partitioning_sharding_rule in jax._src") from error
+
 Context = mlir.LoweringRuleContext
 """The context that a lowering rule gets beside the operands."""
 
@@ -99,21 +121,31 @@ __all__ = [
     "batching",
     "custom_partitioning",
     "error_checks",
+    "frames_of",
+    "ir",
     "is_export",
     "jet_rules",
     "lower_as",
     "lower_typed_as",
+    "mesh_of_program",
     "mlir",
     "name_p",
     "nan_error_check",
     "number_of_devices",
+    "passmanager",
     "platforms_of",
+    "result_types",
     "run_eagerly",
+    "sdy",
     "set_xla_metadata",
     "sharded_like",
+    "sharding_rule",
+    "stablehlo",
+    "tracing_for_nvidia",
     "types_of",
     "varying_axes",
     "with_devices",
+    "without_dead_code",
 ]
 
 
@@ -189,16 +221,17 @@ def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
     if len(devices) < count:
         return None
     if mesh.empty or mesh.size != count:
-        mesh = _mesh_of_program(module, count) or AbstractMesh((count,), ("all devices",))
+        mesh = mesh_of_program(context) or AbstractMesh((count,), ("all devices",))
     axes = ShardingContext(count, devices, cast("AbstractMesh", mesh))
     return context.replace(module_context=module.replace(axis_context=axes))
 
 
-def _mesh_of_program(module: mlir.ModuleContext, count: int) -> AbstractMesh | None:
-    """The mesh of `count` devices along which the program's arguments or results are sharded.
+def mesh_of_program(context: Context) -> AbstractMesh | None:
+    """The mesh of all devices along which the program's arguments or results are sharded.
 
     The types of arrays inside the program do not contain `in_shardings` and `out_shardings`.
     """
+    module, count = context.module_context, number_of_devices(context)
     attributes = next(iter(module.module.body.operations)).attributes
     names = (name for name in ("arg_attrs", "res_attrs") if name in attributes)
     text = " ".join(str(attributes[name]) for name in names)
@@ -207,6 +240,70 @@ def _mesh_of_program(module: mlir.ModuleContext, count: int) -> AbstractMesh | N
         if math.prod(sizes.values()) == count:
             return AbstractMesh(tuple(sizes.values()), tuple(sizes))
     return None
+
+
+def without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """The program without equations whose results nothing uses, as JAX lowers it."""
+    return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
+def frames_of(equation: JaxprEqn) -> list[tuple[str, int, str]]:
+    """The file, line and function of each frame in which an equation was traced, innermost first.
+
+    Empty if JAX did not keep them.
+    """
+    traceback = getattr(equation.source_info, "traceback", None)
+    frames = cast("Sequence[Any]", getattr(traceback, "frames", ()))
+    return [(x.file_name, x.line_num, x.function_name) for x in frames]
+
+
+@contextmanager
+def tracing_for_nvidia(capability: tuple[int, int]) -> Generator[None]:
+    """A block in which JAX traces its call of cuDNN's attention where there is no cuDNN.
+
+    `jax.nn.dot_product_attention(implementation="cudnn")` asks for cuDNN's version and the GPU when
+    it is traced, and raises where there is none. Other threads see the same answers meanwhile.
+
+    Args:
+      capability: the compute capability of the GPU that is traced for.
+    """
+
+    def version() -> int:
+        return _ASSUMED_CUDNN
+
+    def is_at_least(least: str) -> bool:
+        return capability >= tuple(map(int, least.split(".")))
+
+    answers = {"check_cudnn_version": version, "check_compute_capability": is_at_least}
+    module = _cudnn_of_jax
+    before = {name: getattr(module, name) for name in answers if hasattr(module, name)}
+    try:
+        for name in before:
+            setattr(module, name, answers[name])
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+_ASSUMED_CUDNN = 91_900
+"""9.19.0, in cuDNN's numbering."""
+
+
+def result_types(context: Context) -> list[Any]:
+    """MLIR's types of the results of the primitive that is lowered."""
+    return [
+        ir.RankedTensorType.get(x.shape, mlir.dtype_to_ir_type(x.dtype))
+        for x in context.avals_out
+        if isinstance(x, ShapedArray)
+    ]
+
+
+def sharding_rule(
+    text: str, arguments: Mapping[str, object], operands: Sequence[Any], results: Sequence[Any]
+) -> Any:
+    """MLIR's form of a sharding rule, for operands and results of these types."""
+    return _rule_to_mlir(_rule_of_text(text, **arguments), list(operands), list(results))
 
 
 def lower_typed_as(

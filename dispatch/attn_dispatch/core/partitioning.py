@@ -84,7 +84,7 @@ def _partitioner(
         return call.results_by(bind, operands)
 
     def rule(mesh: Mesh, *_: object) -> tuple[str, dict[str, object]]:
-        return _rule(call.spec, mesh, inputs, outputs)
+        return sharding_rule(call.spec, mesh, inputs, outputs)
 
     whole = custom_partitioning(unsplit)
     whole.def_partition(
@@ -96,8 +96,11 @@ def _partitioner(
     return cast("Callable[..., tuple[jax.Array, ...]]", whole)
 
 
-def _rule(
-    spec: AttentionSpec, mesh: Mesh, inputs: tuple[str, ...], outputs: tuple[str, ...]
+def sharding_rule(
+    spec: AttentionSpec,
+    mesh: Mesh | AbstractMesh,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
 ) -> tuple[str, dict[str, object]]:
     """The sharding rule, such as "b0 b1 t (k g) h, b0 b1 s k h, b0 b1 s k v -> b0 b1 t (k g) v".
 

@@ -22,7 +22,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import background_planning, jax_compat, select
+from attn_dispatch.core import background_planning, jax_compat, select, sketch
 from attn_dispatch.core.batching import Dims, batch_call
 from attn_dispatch.core.derivatives import (
     attn_jvp_p,
@@ -33,11 +33,11 @@ from attn_dispatch.core.explicit_axes import explicit_lowering
 from attn_dispatch.core.formulas import by_formula_p
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, MlirValues, batching, mlir
-from attn_dispatch.core.partitioning import partitioned
+from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import device_for
+from attn_dispatch.devices.target import device_for, devices_to_ask
 from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.typed_jax import bind
 
@@ -101,7 +101,9 @@ def _compute(
 ) -> tuple[jax.Array, ...]:
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
-    device = device_for(platform)
+    *targets, device = devices_to_ask(platform)
+    for target in targets:
+        _chosen(spec, target)
     if spec.wanted.differentiated:
         background_planning.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
@@ -178,7 +180,11 @@ def _lower_partitioned(
     kinds = set(mesh.axis_types)
     # Types say how a call is split, unless there are both Auto and Explicit axes. Then the
     # partitioner decides for all of them.
-    if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
+    types_say = AxisType.Explicit in kinds and AxisType.Auto not in kinds
+    if (drawn := sketch.current()) is not None:
+        has_rule = not types_say and AxisType.Manual not in kinds
+        return drawn.open_call(ctx, operands, options, sharding_rule if has_rule else None)
+    if types_say:
         return explicit_lowering(bind, ctx, operands, options)
 
     # Inside a shard_map over some axes or all, the call is what one device computes.

@@ -193,9 +193,7 @@ def _first_eligible(spec: AttentionSpec, device: Device) -> _Found:
     refused: dict[str, tuple[Reason, ...]] = {}
     is_open, vendor_refused = not spec.meaning.implementation, False
     for implementation, asked in asked_in_order(spec, device):
-        if is_open and implementation.PLATFORM not in (None, device.platform):
-            continue  # another vendor's: nobody expects it here
-        if is_open and not _is_usable(implementation, device):
+        if is_open and not is_expected(implementation, device):
             continue
         reasons, chain = reasons_and_chain(implementation, asked, device)
         if not reasons:
@@ -262,6 +260,13 @@ def under_mask_of(mask_source: Choice) -> str:
         f"under the dropout mask of {mask_source.NAME}, whose forward pass runs again to return "
         "it: one byte for each pair of a query and a key"
     )
+
+
+def is_expected(implementation: Implementation, device: Device) -> bool:
+    """Whether the user may expect it to run calls on the device: not another vendor's, nor an extra
+    that is not usable there."""
+    is_elsewhere = implementation.PLATFORM not in (None, device.platform)
+    return not is_elsewhere and _is_usable(implementation, device)
 
 
 def _is_usable(implementation: Implementation, device: Device) -> bool:

@@ -7,7 +7,7 @@ holds all of these, and uses those that its query heads need.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -260,6 +260,58 @@ def shard_call(
             x = cast("jax.Array", jax.lax.psum(x, over)).astype(dtype)
         gradients.append(x)
     return tuple(gradients)
+
+
+def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) -> int:
+    """The bytes of operands that each device gets from others before it computes its part.
+
+    Args:
+      shards: how the call is split.
+      call: the whole call.
+      specs: how each operand is sharded before, by name.
+    """
+    total = 0
+    for operand in call.operands:
+        before, part = specs[operand.name], shards.spec_of(layout(call, operand.name))
+        own = math.prod(operand.shape) * np.dtype(operand.dtype).itemsize
+        missing = 1
+        for i in range(len(operand.shape)):
+            own //= shards.ways(_entry(part, i))
+            missing *= shards.ways(tuple(x for x in _entry(before, i) if x not in _entry(part, i)))
+        # Of its part, a device has only what axes left there that no longer split it.
+        total += own - own // missing
+    return total
+
+
+def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:
+    """The spec of the call that each device computes. Nothing is computed, and no device is needed.
+
+    Args:
+      shards: how the call is split.
+      call: the whole call.
+    """
+    found: list[AttentionSpec] = []
+
+    def bind(options: AttentionOptions) -> Callable[..., list[jax.Array]]:
+        def note(*own: jax.Array) -> list[jax.Array]:
+            found.append(AttentionSpec.of(own, options))
+            return [jnp.zeros(x.shape, x.dtype) for x in found[0].results]
+
+        return note
+
+    def part(name: str, dtype: str) -> jax.ShapeDtypeStruct:
+        shape, split = call.shape(name), shards.spec_of(layout(call, name))
+        ways = (shards.ways(_entry(split, i)) for i in range(len(shape)))
+        own = tuple(size // n for size, n in zip(shape, ways, strict=True))
+        return jax.ShapeDtypeStruct(own, jnp.dtype(dtype))
+
+    parts = (part(x.name, x.dtype) for x in call.operands)
+
+    def shard(*own: jax.Array) -> tuple[jax.Array, ...]:
+        return shard_call(bind, call, shards, own)
+
+    jax.make_jaxpr(shard, axis_env=list(shards.sizes))(*parts)
+    return found[0]
 
 
 def _index(axes: tuple[str, ...]) -> jax.Array | int:

@@ -1,0 +1,178 @@
+"""How Auto mesh axes would split the calls of a program, without compiling it.
+
+A sketch of the program is lowered, in which every call is left open: an operation with the sharding
+rule that the partitioner gets for it (partitioning.py). Then the passes run by which XLA decides
+how arrays are sharded, and the operands of the open calls show what each device would get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, cast
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from attn_dispatch import settings
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.core import jax_compat
+from attn_dispatch.core.inlined_module import inline_calls
+from attn_dispatch.core.jax_compat import Context, MlirValues, ir, passmanager, sdy, stablehlo
+from attn_dispatch.core.shards import Shards, key_operand, layouts
+
+_OPEN_CALL = "attn_dispatch_open_call"
+_PASSES = "builtin.module(sdy-propagation-pipeline)"
+
+Rule = tuple[str, dict[str, object]]
+"""A sharding rule, and its further arguments."""
+
+_current: ContextVar[Sketch | None] = ContextVar("sketch", default=None)
+
+
+class Sketch:
+    """The calls of a program, and after `of_program` how each is split."""
+
+    def __init__(self) -> None:
+        self._calls: list[LeadingCall] = []
+        self._found: dict[LeadingCall, dict[Shards, dict[str, P]]] = {}
+
+    def find(self, call: LeadingCall) -> dict[Shards, dict[str, P]]:
+        """Each way in which this call is split, and how its operands are sharded before, by name.
+
+        The same call may stand at several places of the program. Empty if the sketch does not have
+        it.
+        """
+        return self._found.get(call, {})
+
+    def open_call(
+        self,
+        context: Context,
+        operands: MlirValues,
+        options: AttentionOptions,
+        rule: Callable[..., Rule] | None,
+    ) -> MlirValues:
+        """Lower a call as an operation without a meaning.
+
+        Args:
+          context: the context of the lowering rule.
+          operands: the operands of the call.
+          options: the options of the call.
+          rule: returns the sharding rule that the call gets; None where the partitioner does not
+            split it.
+        """
+        call = LeadingCall.of(jax_compat.types_of(context), options)
+        self._calls.append(call)
+        types = jax_compat.result_types(context)
+        opened = stablehlo.CustomCallOp(
+            types,
+            list(operands),
+            ir.StringAttr.get(_OPEN_CALL),
+            has_side_effect=True,  # so that a call whose results nothing uses stays
+            backend_config=ir.StringAttr.get(str(len(self._calls) - 1)),
+        )
+        mesh = jax_compat.mesh_of_program(context)
+        if mesh is not None and rule is not None:
+            text, arguments = rule(call.spec, mesh, *layouts(call))
+            opened.attributes["sdy.sharding_rule"] = jax_compat.sharding_rule(
+                text, arguments, [x.type for x in operands], types
+            )
+        return cast("MlirValues", opened.results)
+
+    def read(self, module: Any) -> None:
+        """Find how the calls are split in a module that the passes have run on."""
+        sizes: dict[str, int] = {}
+        for operation in _operations(module.operation):
+            if operation.name == "sdy.mesh":
+                axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
+                sizes |= {axis.name: axis.size for axis in axes}
+        for operation in _operations(module.operation):
+            if operation.name != "stablehlo.custom_call":
+                continue
+            if operation.attributes["call_target_name"].value != _OPEN_CALL:
+                continue
+            if _attribute(operation.attributes, "sdy.sharding_rule") is None:
+                continue
+            call = self._calls[int(operation.attributes["backend_config"].value)]
+            specs = dict(zip(call.options.operands, map(_spec, operation.operands), strict=True))
+            shards = Shards.of(call, sizes, specs["query"], specs[key_operand(call)])
+            self._found.setdefault(call, {}).setdefault(shards, specs)
+
+
+def current() -> Sketch | None:
+    """The sketch that is being lowered, if one is."""
+    return _current.get()
+
+
+def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
+    """How Auto axes split the calls of a program that is traced.
+
+    Args:
+      program: a program for several devices, which need not exist.
+      platform: the platform of the devices.
+    """
+    sketch = Sketch()
+    # Lowering is not for running: what it would warn of is in the list.
+    silent = replace(settings.current(), fallback="silent")
+    with _lowering(sketch), settings.restored(silent):
+        module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+    with module.context, ir.Location.unknown():
+        inline_calls(module)
+        passmanager.PassManager.parse(_PASSES).run(module.operation)
+        sketch.read(module)
+    return sketch
+
+
+@contextmanager
+def _lowering(sketch: Sketch) -> Generator[None]:
+    token = _current.set(sketch)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _operations(inner.operation)
+
+
+def _spec(value: Any) -> P:
+    """How an operand is sharded."""
+    sharding = _sharding(value)
+    if sharding is None:
+        return P()
+    dims = map(sdy.DimensionShardingAttr, sdy.TensorShardingAttr(sharding).dimension_shardings)
+    return P(*(tuple(sdy.AxisRefAttr(axis).name for axis in dim.axes) for dim in dims))
+
+
+def _sharding(value: Any) -> Any:
+    if isinstance(value.owner, ir.Block):
+        owner, number = value.owner.owner, value.arg_number
+        arguments = _attribute(owner.attributes, "arg_attrs")
+        if arguments is not None:  # of a function
+            return _attribute(arguments[number], "sdy.sharding")
+        return _of_result(owner, number)
+    return _of_result(value.owner, value.result_number)
+
+
+def _of_result(operation: Any, number: int) -> Any:
+    """The sharding of an operation's result, or of the argument of a loop's body."""
+    attributes = operation.attributes
+    for name in ("sharding", "out_sharding"):  # of a reshard or a collective
+        if (found := _attribute(attributes, name)) is not None:
+            return found
+    for name in ("sdy.sharding", "out_shardings"):  # the second is of a shard_map
+        if (found := _attribute(attributes, name)) is not None:
+            return sdy.TensorShardingPerValueAttr(found).shardings[number]
+    return None
+
+
+def _attribute(attributes: Any, name: str) -> Any:
+    return attributes[name] if name in attributes else None

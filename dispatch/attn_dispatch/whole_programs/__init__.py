@@ -1,0 +1,135 @@
+"""Whole programs explained: which attention calls a program has, and what would run each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import jax
+from jax.extend.core import JaxprEqn
+from jax.sharding import AbstractMesh, Mesh
+
+from attn_dispatch import settings
+from attn_dispatch.core.explanation import explain_specs
+from attn_dispatch.core.jax_compat import without_dead_code
+from attn_dispatch.core.sketch import Sketch, of_program
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
+from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
+from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair
+from attn_dispatch.whole_programs.tracing import is_for_several_devices, traced
+from attn_dispatch.whole_programs.walk import Runs, walk
+
+
+def explain_program(
+    function: Callable[..., object],
+    *args: object,
+    target: str | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
+) -> ProgramExplanation:
+    """Which attention calls a program makes, and which implementation would run each.
+
+    The program is traced and never runs. Neither the arrays nor the device need to exist:
+
+        tokens = jax.ShapeDtypeStruct((8, 4096), jnp.int32)
+        print(explain_program(train_step, params, tokens, target="h100"))
+
+    Args:
+      function: the program, such as a training step. It may use or be a result of `jax.jit`,
+        `jax.grad`, `jax.vmap`, `jax.shard_map` and the like.
+      *args: its arguments: pytrees of arrays, or of `jax.ShapeDtypeStruct` in their places. Leaves
+        that are neither, such as numbers, texts and functions, are passed as they are. For keyword
+        arguments, pass a `functools.partial` or a lambda as the function.
+      target: the device to explain for, as in `attn_dispatch.target`; it need not be present. None
+        means the target in force if there is one, otherwise JAX's default device.
+      mesh: the mesh in whose `jax.set_mesh` block the program runs, if any. An `AbstractMesh` needs
+        no devices.
+
+    Returns:
+      A `ProgramExplanation`, which prints as a list: each call with the line that makes it, how
+      often it runs, its shapes on one device, and what runs it forward and backward; then attention
+      that is no call of attn_dispatch.
+
+    Raises:
+      ValueError: the target is unknown, or it is None and several are in force.
+    """
+    if target is not None:
+        with target_block(target):
+            return explain_program(function, *args, mesh=mesh)
+    if len(targets := settings.current().targets) > 1:
+        raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
+    device = default_device()
+    program = traced(function, args, device, mesh)
+    own, others = OwnCalls(_sketch_of(program, device)), OtherCalls()
+
+    def rule(equation: JaxprEqn, facts: Sequence[Fact | None], runs: Runs) -> Sequence[Fact | None]:
+        if own.note(equation, runs):
+            return [None for _ in equation.outvars]
+        return others.rule(equation, facts, runs)
+
+    walk(without_dead_code(program.jaxpr.jaxpr), rule)
+    name = getattr(function, "__name__", type(function).__name__)
+    calls = tuple(_explained(x, device) for x in own.pairs())
+    return ProgramExplanation(name, device, calls, others.found())
+
+
+def assert_kernels(
+    function: Callable[..., object],
+    *args: object,
+    target: str | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
+    allow_others: bool = False,
+) -> ProgramExplanation:
+    """Check that a vendor's kernel would run every attention of a program, forward and backward.
+
+    For tests on machines without a GPU. The program is traced and never runs:
+
+        def test_the_training_step_runs_on_kernels():
+            assert_kernels(train_step, params, tokens, target="h100")
+
+    Args:
+      function: the program, as in `explain_program`.
+      *args: its arguments, as in `explain_program`.
+      target: the device, as in `explain_program`; it must be a GPU.
+      mesh: the mesh, as in `explain_program`.
+      allow_others: whether the program may also have attention that is no call of attn_dispatch.
+
+    Returns:
+      The `ProgramExplanation`.
+
+    Raises:
+      AssertionError: with the calls that no kernel runs, the reasons, and other attention; or if
+        the program has no attention call of attn_dispatch.
+      ValueError: the target is unknown, or no GPU.
+    """
+    if target is not None:
+        with target_block(target):
+            return assert_kernels(function, *args, mesh=mesh, allow_others=allow_others)
+    # A kernel that leaves some calls to XLA when it runs is none.
+    with settings.fallback("error"):
+        found = explain_program(function, *args, mesh=mesh)
+    if found.device.platform not in ("cuda", "rocm"):
+        raise ValueError(f"assert_kernels: expected a GPU as target, got {found.device}")
+    judged = replace(found, others=()) if allow_others else found
+    if wrong := judged.without_kernel():
+        raise AssertionError(f"expected a kernel for every attention, got these without:\n{wrong}")
+    return found
+
+
+def _sketch_of(program: jax.stages.Traced, device: Device) -> Sketch | None:
+    """How the Auto axes of a mesh split the program's calls; None if there are none."""
+    if not is_for_several_devices(program):
+        return None
+    try:
+        return of_program(program, device.platform)
+    except Exception:  # an operation of the user's that cannot be lowered here raises anything
+        return None
+
+
+def _explained(pair: Pair, device: Device) -> ProgramCall:
+    call = pair.forward or pair.backward
+    assert call is not None
+    explanation = explain_specs(call, device, pair.forward, pair.backward)
+    return ProgramCall(pair.place, pair.forward_runs, pair.backward_runs, pair.share, explanation)

@@ -1,0 +1,128 @@
+"""What a program's attention calls run, as data that prints as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from attn_dispatch.core import select
+from attn_dispatch.core.explanation import Explanation, verdict_lines
+from attn_dispatch.core.verdict import Verdict
+from attn_dispatch.devices.device import Device
+from attn_dispatch.text import counted, wrapped
+from attn_dispatch.whole_programs.other_attention import OtherAttention
+from attn_dispatch.whole_programs.places import Place
+from attn_dispatch.whole_programs.walk import Runs
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class ProgramCall:
+    """An attention call of a program."""
+
+    place: Place | None
+    """The line that makes it; None if JAX did not keep it."""
+    forward_runs: Runs
+    """How often its forward pass runs: 0 if the program has only the backward pass."""
+    backward_runs: Runs
+    share: str
+    """On a mesh: which part of the program's call one device computes."""
+    explanation: Explanation
+    """As `attn_dispatch.explain` gives it, for the part that one device computes. It has no verdict
+    about a direction that does not run."""
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The directions, of "forward" and "backward", that no vendor's kernel runs."""
+        return tuple(
+            direction
+            for direction, verdicts in self._directions
+            if verdicts and not _runs_a_kernel(verdicts)
+        )
+
+    @property
+    def _directions(self) -> tuple[tuple[str, tuple[Verdict, ...]], ...]:
+        return ("forward", self.explanation.forward), ("backward", self.explanation.backward)
+
+    def lines(self, width: int) -> list[str]:
+        """Its part of the list."""
+        runs = [
+            f"{direction} {times}"
+            for direction, times in (
+                (self.explanation.call.wanted.derivative or "forward", self.forward_runs),
+                ("backward", self.backward_runs),
+            )
+            if times != Runs(0)
+        ]
+        lines = wrapped("line      ", _text_of(self.place), width)
+        lines += wrapped("call      ", str(self.explanation.call), width)
+        lines += wrapped("share     ", self.share, width) if self.share else []
+        lines += wrapped("runs      ", "; ".join(runs), width)
+        device = self.explanation.device
+        for direction, verdicts in self._directions:
+            for verdict in _to_show(verdicts, device):
+                lines += verdict_lines(f"{direction:<9} ", verdict, width)
+        return lines
+
+
+@dataclass(frozen=True)
+class ProgramExplanation:
+    """The result of `attn_dispatch.explain_program`; `str()` of it is a list."""
+
+    name: str
+    """The program's."""
+    device: Device
+    calls: tuple[ProgramCall, ...]
+    """The calls of attn_dispatch, in the order of the program."""
+    others: tuple[OtherAttention, ...]
+    """Attention that is no call of attn_dispatch: matrix products, `jax.nn`, another's kernel."""
+
+    @property
+    def fallbacks(self) -> tuple[ProgramCall, ...]:
+        """The calls of which a direction is not run by a vendor's kernel."""
+        return tuple(x for x in self.calls if x.fallbacks)
+
+    def without_kernel(self, width: int = _WIDTH) -> str:
+        """The part of the list that a vendor's kernel does not run; "" if there is none."""
+        rest = replace(self, calls=self.fallbacks)
+        return rest.text(width) if rest.calls or rest.others or not self.calls else ""
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = _WIDTH) -> str:
+        """The list, in lines of at most `width` columns as far as words allow."""
+        number = counted(len(self.calls), "attention call") if self.calls else "no attention call"
+        lines = [
+            *wrapped("program   ", f"{self.name}: {number} of attn_dispatch", width),
+            *wrapped("device    ", f"{self.device.platform}: {self.device}", width),
+        ]
+        for call in self.calls:
+            lines += ["", *call.lines(width)]
+        if self.others:
+            number = counted(len(self.others), "attention")
+            lines += ["", *wrapped("", f"not through attn_dispatch: {number}", width)]
+            for other in self.others:
+                lines += wrapped("  - ", str(other), width)
+        return "\n".join(lines)
+
+
+def _text_of(place: Place | None) -> str:
+    return "unknown" if place is None else str(place)
+
+
+def _runs_a_kernel(verdicts: Sequence[Verdict]) -> bool:
+    chosen = next((x for x in verdicts if x.is_eligible), None)
+    return chosen is not None and select.named(chosen.implementation).PLATFORM is not None
+
+
+def _to_show(verdicts: Sequence[Verdict], device: Device) -> list[Verdict]:
+    """What runs and, if that is no vendor's kernel, the reasons against those of this device."""
+    chosen = [x for x in verdicts if x.is_eligible][:1]
+    if _runs_a_kernel(verdicts):
+        return chosen
+    refused = (x for x in verdicts if not x.is_eligible)
+    return chosen + [
+        x for x in refused if select.is_expected(select.named(x.implementation), device)
+    ]

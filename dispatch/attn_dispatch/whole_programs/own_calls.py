@@ -1,0 +1,118 @@
+"""The attention calls of attn_dispatch in a program, each with what its two directions run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from jax.extend.core import JaxprEqn
+
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.derivatives import attn_jvp_p
+from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
+from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
+from attn_dispatch.core.sketch import Sketch
+from attn_dispatch.typed_jax import type_of
+from attn_dispatch.whole_programs.one_device import of_one_device
+from attn_dispatch.whole_programs.places import Place, place_of
+from attn_dispatch.whole_programs.walk import Runs
+
+
+@dataclass
+class Calls:
+    """The calls at one line whose forward calls agree in meaning and shapes."""
+
+    place: Place | None
+    share: str
+    forward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
+    """The forward calls, which may differ in their results, and how often each runs."""
+    backward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
+
+
+_Key = tuple[Place | None, AttentionSpec]
+
+
+class OwnCalls:
+    """Collects the calls of a program while it is walked."""
+
+    def __init__(self, sketch: Sketch | None) -> None:
+        self._sketch = sketch
+        self._found: dict[_Key, Calls] = {}
+
+    def note(self, equation: JaxprEqn, runs: Runs) -> bool:
+        """Take the operation if it is a call; returns whether it is one."""
+        if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
+            return False
+        spec, share = _call_in(equation, self._sketch)
+        place = place_of(equation)
+        calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
+        specs = calls.backward if spec.is_backward else calls.forward
+        runs = replace(runs, again=0) if spec.is_backward else runs
+        specs[spec] = specs[spec] + runs if spec in specs else runs
+        return True
+
+    def pairs(self) -> list[Pair]:
+        """Each forward call with the backward call that belongs to it, in order."""
+        return [pair for calls in self._found.values() for pair in _paired(calls)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A forward call and its backward call; one of them may be missing."""
+
+    place: Place | None
+    share: str
+    """Which part of the program's call it is, if not all of it."""
+    forward: AttentionSpec | None
+    forward_runs: Runs
+    backward: AttentionSpec | None
+    backward_runs: Runs
+
+
+def _call_in(equation: JaxprEqn, sketch: Sketch | None) -> tuple[AttentionSpec, str]:
+    """The call of one device, and how it differs from the program's."""
+    types = [type_of(x) for x in equation.invars]
+    is_sharded = types[0].sharding.mesh.size > 1
+    by_formula = "all of it; XLA splits the operations of the formula" if is_sharded else ""
+    if equation.primitive is by_formula_p:
+        return cast("AttentionSpec", equation.params["spec"]), by_formula
+    options = cast("AttentionOptions", equation.params["options"])
+    if equation.primitive is attn_jvp_p:
+        wanted = cast("tuple[str, ...]", equation.params["wanted"])
+        operands = types[: len(options.operands)]
+        return spec_of_tangents(operands, options, wanted), by_formula
+    return of_one_device(types, options, sketch)
+
+
+def _meant(spec: AttentionSpec) -> AttentionSpec:
+    """The forward call that a call is or belongs to, whatever it returns."""
+    options = spec.options.forward
+    return AttentionSpec(options, spec.operands[: len(options.operands)])
+
+
+def _paired(calls: Calls) -> Sequence[Pair]:
+    """A backward call belongs to a forward call that is differentiated."""
+    never = Runs(0)
+    # Stable: calls that are differentiated first, each in the order of the program.
+    forward = sorted(
+        calls.forward,
+        key=lambda x: (x.wanted.derivative is not None, not x.wanted.differentiated),
+    )
+    backward = list(calls.backward)
+    pairs: list[Pair] = []
+    for i in range(max(len(forward), len(backward))):
+        first = forward[i] if i < len(forward) else None
+        last = backward[i] if i < len(backward) else None
+        pairs.append(
+            Pair(
+                calls.place,
+                calls.share,
+                first,
+                never if first is None else calls.forward[first],
+                last,
+                never if last is None else calls.backward[last],
+            )
+        )
+    return pairs

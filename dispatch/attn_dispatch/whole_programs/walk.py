@@ -1,0 +1,139 @@
+"""A walk through a traced program: each operation, how often it runs, and facts about its operands.
+
+The walk enters everything that JAX calls or repeats (jit, scan, while, cond, remat, shard_map,
+custom derivatives). Facts follow the values: what a rule says of an operation's results, it is
+given again as facts about the operands of the operations that use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+Fact = TypeVar("Fact")
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often something runs in one run of the program, on one device."""
+
+    times: int | None = 1
+    """None if that is known only when the program runs, as in a `while`."""
+    is_conditional: bool = False
+    """Whether it is in a branch of a `cond`, and so may run less often."""
+    again: int = 0
+    """How many of these times recompute a forward pass under `jax.checkpoint`."""
+
+    def __str__(self) -> str:
+        if self.times is None:
+            return "unknown, in a while loop"
+        text = f"at most {self.times}, in a branch" if self.is_conditional else str(self.times)
+        return f"{text} ({self.again} of them again under jax.checkpoint)" if self.again else text
+
+    def __add__(self, other: Runs) -> Runs:
+        known = None if self.times is None or other.times is None else self.times + other.times
+        is_conditional = self.is_conditional or other.is_conditional
+        return Runs(known, is_conditional, self.again + other.again)
+
+    def repeated(self, times: int | None) -> Runs:
+        """How often something runs that runs `times` in each of these."""
+        if self.times is None or times is None:
+            return replace(self, times=None, again=0)
+        return replace(self, times=self.times * times, again=self.again * times)
+
+    def recomputed(self) -> Runs:
+        """The same, where all of it is computed for the second time."""
+        return replace(self, again=self.times or 0)
+
+
+Rule = Callable[[JaxprEqn, Sequence[Fact | None], Runs], Sequence[Fact | None]]
+"""Takes an operation, the fact about each operand, and how often it runs; returns the fact about
+each result. None is no fact."""
+
+
+def walk(jaxpr: Jaxpr, rule: Rule[Fact], runs: Runs = Runs()) -> None:
+    """Give the rule every operation of a program, in order."""
+    _walk(jaxpr, [None for _ in jaxpr.invars], rule, runs)
+
+
+def _walk(
+    jaxpr: Jaxpr, inputs: Sequence[Fact | None], rule: Rule[Fact], runs: Runs
+) -> list[Fact | None]:
+    facts: dict[Var, Fact] = {}
+
+    def know(variables: Sequence[Var], found: Sequence[Fact | None]) -> None:
+        facts.update(
+            (x, fact) for x, fact in zip(variables, found, strict=True) if fact is not None
+        )
+
+    def known(values: Sequence[Var | Literal]) -> list[Fact | None]:
+        return [facts.get(x) if isinstance(x, Var) else None for x in values]
+
+    know(jaxpr.invars, inputs)
+    for equation in jaxpr.eqns:
+        given = known(equation.invars)
+        if inner := list(bodies(equation, runs)):
+            know(equation.outvars, _of_bodies(equation, inner, given, rule))
+        else:
+            know(equation.outvars, rule(equation, given, runs))
+    return known(jaxpr.outvars)
+
+
+@dataclass(frozen=True)
+class Body:
+    """A program within an operation."""
+
+    jaxpr: Jaxpr
+    runs: Runs
+    operands: Sequence[int]
+    """Which of the operation's operands are its inputs."""
+
+
+def _of_bodies(
+    equation: JaxprEqn, inner: Sequence[Body], given: Sequence[Fact | None], rule: Rule[Fact]
+) -> list[Fact | None]:
+    """The facts about the results of an operation with bodies: those that any body has."""
+    results: list[Fact | None] = [None for _ in equation.outvars]
+    for body in inner:
+        inputs: list[Fact | None] = [None for _ in body.jaxpr.invars]
+        if len(body.operands) == len(inputs):
+            inputs = [given[i] for i in body.operands]
+        found = _walk(body.jaxpr, inputs, rule, body.runs)
+        if len(found) == len(results):
+            results = [x if x is not None else y for x, y in zip(results, found, strict=True)]
+    return results
+
+
+def bodies(equation: JaxprEqn, runs: Runs = Runs()) -> Iterator[Body]:
+    """The programs within an operation, and how often each runs if the operation runs so often."""
+    name, params = equation.primitive.name, equation.params
+    every = range(len(equation.invars))
+    if name == "scan":
+        length = cast("int", params["length"])
+        yield Body(_open(params["jaxpr"]), runs.repeated(length), every)
+    elif name == "while":
+        ours = cast("int", params["cond_nconsts"])
+        carried = ours + cast("int", params["body_nconsts"])
+        again = runs.repeated(None)
+        yield Body(_open(params["cond_jaxpr"]), again, [*every[:ours], *every[carried:]])
+        yield Body(_open(params["body_jaxpr"]), again, every[ours:])
+    elif name == "cond":
+        for branch in cast("Sequence[object]", params["branches"]):
+            yield Body(_open(branch), replace(runs, is_conditional=True), every[1:])
+    elif name not in _KERNELS:
+        # A checkpointed function in the backward pass begins with its forward pass.
+        runs = runs.recomputed() if params.get("differentiated") is True else runs
+        for value in params.values():
+            if isinstance(value, ClosedJaxpr | Jaxpr):
+                yield Body(_open(value), runs, every)
+
+
+_KERNELS = ("pallas_call",)
+"""Operations whose body is a kernel: one operation for the program."""
+
+
+def _open(jaxpr: object) -> Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else cast("Jaxpr", jaxpr)

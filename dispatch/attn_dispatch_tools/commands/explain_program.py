@@ -1,0 +1,139 @@
+"""The `attn-dispatch explain-program` command: what would run the attention of a program."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from attn_dispatch.text import error_text
+from attn_dispatch.whole_programs import assert_kernels, explain_program
+from attn_dispatch_tools.terminal import style
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.text import width
+from attn_dispatch_tools.written_calls import notation
+
+_DESCRIPTION = """\
+List every attention call of a program: the line that makes it, how often it runs, and what would
+run it, forward and backward. Attention that does not go through attn_dispatch is listed too. The
+program is traced and never runs, and no GPU is needed: name a --target.
+
+MODULE:FUNCTION is the program, in a module that Python can import from here. ARRAY is an argument
+as dtype[shape], or as name=dtype[shape]. A function without arguments may make its model and
+arrays itself: they are only traced, too.
+"""
+_EXAMPLES = (
+    "attn-dispatch explain-program train:step_to_check --target h100",
+    "attn-dispatch explain-program model:logits tokens=i32[8,4096] --target b200",
+    "attn-dispatch explain-program train:step_to_check --target h100 --check",
+)
+_EXPECTED = "expected MODULE:FUNCTION like train:step"
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `explain-program` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "explain-program", main,
+        help=help,
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument("program", metavar="MODULE:FUNCTION", help="the program")
+    parser.add_argument("arrays", nargs="*", metavar="ARRAY", help="its arguments, if it takes any")
+    parser.add_argument(
+        "--target", metavar="DEVICE",
+        help="h100, b200, rtx4090, mi300x, sm90, … (default: the device that is here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mesh", metavar="AXES",
+        help="the mesh that is set while the program is traced, such as data=4,model=2",
+    )  # fmt: skip
+    parser.add_argument(
+        "--check", action="store_true",
+        help="end with status 1 unless a vendor's kernel would run every attention",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-others", action="store_true",
+        help="with --check: allow attention that does not go through attn_dispatch",
+    )  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the list; ends the process with status 1 if a check fails."""
+    try:
+        mesh = None if args.mesh is None else _mesh(args.mesh)
+        function, arrays = _call(_function(args.program), args.arrays)
+        if args.check:
+            explain = functools.partial(assert_kernels, allow_others=args.allow_others)
+        else:
+            explain = explain_program
+        found = explain(function, *arrays, target=args.target, mesh=mesh)
+    except AssertionError as error:
+        raise SystemExit(f"error: {error}") from error
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        raise SystemExit(f"error: {error_text(error)}") from error
+    style.show(found.text(width()), _MARKS)
+
+
+_MARKS = {
+    r"(?m)^(?:program|not through) .*": style.HEADING,
+    r"(?m)^(?:device|line|call|share|runs|forward|backward)\b": style.QUIET,
+    r"(?m)^(?:forward|backward) +\w+ +(runs:)": style.GOOD,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": style.NOT,
+}
+
+
+def _function(name: str) -> Callable[..., object]:
+    """The function that MODULE:FUNCTION names."""
+    module, colon, function = name.partition(":")
+    if not (colon and module and function):
+        raise ValueError(f"{_EXPECTED}, got {name!r}")
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    found: object = importlib.import_module(module)
+    for part in function.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{_EXPECTED}; {module} has no {function!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{_EXPECTED}; {name} is no function, but {type(found).__name__}")
+    return found
+
+
+def _call(
+    function: Callable[..., object], words: Sequence[str]
+) -> tuple[Callable[..., object], list[jax.ShapeDtypeStruct]]:
+    """A function of arrays alone, and the arrays."""
+    names: list[str] = []
+    arrays: list[jax.ShapeDtypeStruct] = []
+    for word in words:
+        name, text = word.split("=", 1) if "=" in word else ("", word)
+        found = notation.array(text)
+        if found is None:
+            raise ValueError(f"ARRAY: expected an array like bf16[8,4096], got {word!r}")
+        names.append(name)
+        arrays.append(found)
+
+    @functools.wraps(function)
+    def program(*arrays: object) -> object:
+        unnamed = [x for name, x in zip(names, arrays, strict=True) if not name]
+        return function(*unnamed, **{n: x for n, x in zip(names, arrays, strict=True) if n})
+
+    return program, arrays
+
+
+def _mesh(text: str) -> AbstractMesh:
+    axes = re.findall(r"([A-Za-z_]\w*)=([1-9]\d*)", text)
+    if ",".join(f"{name}={size}" for name, size in axes) != text.replace(" ", ""):
+        raise ValueError(f"--mesh: expected axes like data=4,model=2, got {text!r}")
+    sizes = tuple(int(size) for _, size in axes)
+    if math.prod(sizes) < 2:
+        raise ValueError(f"--mesh: expected several devices, got {text!r}")
+    kinds = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(sizes, tuple(name for name, _ in axes), axis_types=kinds)

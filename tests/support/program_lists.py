@@ -1,0 +1,50 @@
+"""The lists of `explain_program`, compared with the kernels in the lowered programs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import jax
+
+from attn_dispatch import ProgramExplanation, explain_program, target
+from tests.support.lowered import kernel_runs
+
+Kernels = Counter[tuple[str, int]]
+"""How often each kernel runs, by its custom call and the number of elements of the query."""
+
+
+def listed(found: ProgramExplanation) -> Kernels:
+    """The kernels in a list."""
+    runs: Kernels = Counter()
+    for call in found.calls:
+        query = math.prod(call.explanation.call.shape("query"))
+        for direction, chosen, times in (
+            ("forward", call.explanation.chosen_forward, call.forward_runs.times),
+            ("backward", call.explanation.chosen_backward, call.backward_runs.times),
+        ):
+            if times:
+                runs[f"attn_dispatch_{chosen}_{direction}", query] += times
+    return runs
+
+
+def checked(function: Any, *args: Any, mesh: Any = None) -> ProgramExplanation:
+    """The list of a program for an H100, which must have the kernels of the lowered program."""
+    found = explain_program(function, *args, target="h100", mesh=mesh)
+    # jax.jit takes arrays alone; a module may also hold flags and functions.
+    leaves, tree = jax.tree.flatten(args)
+    arrays = {i: x for i, x in enumerate(leaves) if hasattr(x, "shape")}
+
+    def of_arrays(arrays: dict[int, Any]) -> Any:
+        return function(*jax.tree.unflatten(tree, [arrays.get(i, x) for i, x in enumerate(leaves)]))
+
+    with target("h100"):
+        lowered = kernel_runs(of_arrays, arrays)
+    expected = Counter({k: n for k, n in lowered.items() if "attn_" in k[0]})
+    assert found.calls and listed(found) == expected, f"{listed(found)} is not {expected}"
+    return found
+
+
+def struct(*shape: int, dtype: Any = "bfloat16", sharding: Any = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

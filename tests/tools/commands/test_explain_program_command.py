@@ -1,0 +1,101 @@
+"""`attn-dispatch explain-program`: a program by its name, its arrays, and the check."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from attn_dispatch_tools import cli
+from tests.support.backend import needs_cudnn
+
+PROGRAMS = """
+import jax
+import jax.numpy as jnp
+from attn_dispatch import dot_product_attention
+
+def attend(x, y=None):
+    y = x if y is None else y
+    return dot_product_attention(x, y, y, is_causal=True)
+
+class Model:
+    @staticmethod
+    def loss():
+        x = jnp.ones((2, 128, 4, 64), jnp.bfloat16)
+        raise_if_run = jax.pure_callback(lambda: 1 / 0, jax.ShapeDtypeStruct((), jnp.bfloat16))
+        return jax.grad(lambda x: attend(raise_if_run * x).astype(jnp.float32).sum())(x)
+
+def on_mesh(x):
+    x = jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec("data"))
+    return jax.shard_map(attend, in_specs=jax.sharding.PartitionSpec("data"),
+                         out_specs=jax.sharding.PartitionSpec("data"))(x)
+
+number = 3
+"""
+MODULE = "programs_to_explain"
+
+
+@pytest.fixture
+def output_of(tmp_path, monkeypatch, capsys):
+    (tmp_path / f"{MODULE}.py").write_text(PROGRAMS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # removed again, with what the command adds
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(program: str, *words: str) -> str:
+        cli.main(["explain-program", f"{MODULE}:{program}", *words])
+        return capsys.readouterr().out
+
+    return run
+
+
+@needs_cudnn
+def test_a_program_without_arguments(output_of):
+    text = output_of("Model.loss", "--target", "h100", "--check")
+    assert "program   loss: 1 attention call of attn_dispatch" in text
+    assert f"line      {MODULE}.py:8, in attend" in text
+    assert "runs      forward 1; backward 1" in text
+
+
+def test_arrays_in_order_and_by_name(output_of):
+    text = output_of("attend", "f32[1,8,2,4]", "y=f32[1,16,2,4]", "--target", "cpu")
+    assert "query float32[1, 8, 2, 4], key float32[1, 16, 2, 4]" in text
+
+
+def test_a_mesh(output_of):
+    words = ("f32[8,8,2,4]", "--target", "cpu", "--mesh", "data=4,model=1")
+    text = output_of("on_mesh", *words)
+    assert "query float32[2, 8, 2, 4]" in text
+    assert "share     one device's part, in a shard_map over 'data' (4)" in text
+
+
+def test_a_check_that_fails_ends_with_the_reasons(output_of):
+    with pytest.raises(SystemExit, match="got these without:") as stop:
+        output_of("attend", "f32[1,8,2,4]", "--target", "h100", "--check")
+    assert "cannot run:" in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["attend", "f32[1,8,2,"], r"ARRAY: expected an array like bf16\[8,4096\], got 'f32"),
+        (["number"], f"expected MODULE:FUNCTION like train:step; {MODULE}:number is no function"),
+        (["nothing"], f"expected MODULE:FUNCTION like train:step; {MODULE} has no 'nothing'"),
+        (["attend"], "missing 1 required positional argument"),
+        (["attend", "f32[1,8,2,4]", "--mesh", "data"], "--mesh: expected axes like data=4,model=2"),
+        (["attend", "f32[1,8,2,4]", "--mesh", "data=1"], "--mesh: expected several devices"),
+        (["attend", "f32[1,8,2,4]", "--target", "h1"], "target: expected a product"),
+        (["attend", "f32[1,8,2,4]", "--target", "cpu", "--check"], "expected a GPU as target"),
+    ],
+)
+def test_what_is_wrong_is_an_error_that_says_so(output_of, words, message):
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        output_of(*words)
+
+
+def test_a_module_that_does_not_exist(output_of):
+    with pytest.raises(SystemExit, match=r"^error: No module named 'nowhere'"):
+        cli.main(["explain-program", "nowhere:step"])
+    with pytest.raises(SystemExit, match=r"^error: expected MODULE:FUNCTION like train:step, got"):
+        cli.main(["explain-program", "nowhere"])

@@ -1,0 +1,61 @@
+"""Along Auto mesh axes the list has the calls that devices get when XLA partitions the program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.repository import ROOT, environment
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    command = [sys.executable, "-m", "tests.whole_programs.partitioned_programs"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("layout", "query", "share"),
+    [
+        ("data", [2, 16, 8, 4], "split along 'x' (4); all devices along 'y' (2) compute the same"),
+        ("FSDP", [1, 16, 8, 4], "split along 'x' (4), 'y' (2)"),
+        ("tensor", [8, 16, 4, 4], "split along 'y' (2); all devices along 'x' (4)"),
+        ("data and tensor", [2, 16, 4, 4], "split along 'x' (4), 'y' (2)"),
+        ("tensor over both axes", [8, 16, 1, 4], "split along 'x' (4), 'y' (2)"),
+        # Of 2,048 bytes of query, key and value, three quarters are elsewhere.
+        ("sequence", [4, 16, 2, 4], "split along 'y' (2), 'x' (4); receives 4.61 kB of its"),
+        # And of 8,192 bytes of key and of value.
+        ("keys along their length", [4, 16, 8, 4], "compute the same; receives 12.3 kB of its"),
+        ("whole", [8, 16, 8, 4], "all devices along 'x' (4), 'y' (2) compute the same"),
+        ("model", [2, 16, 4, 4], "split along 'x' (4), 'y' (2)"),
+    ],
+)
+def test_the_list_has_the_calls_of_the_partitioned_program(
+    report: Any, layout: str, query: list[int], share: str
+):
+    found = report[layout]
+    assert found["listed"] == found["partitioned"] and len(found["listed"]) == 2
+    assert all(f"(query float32{query}" in call for call in found["listed"])
+    assert len(found["share"]) == 1 and share in found["share"][0]
+
+
+def test_the_mesh_need_not_exist(report: Any):
+    assert report["model"]["elsewhere"] == report["model"]["listed"]
+
+
+def test_each_part_of_a_program_says_how_it_is_split(report: Any):
+    found = report["mixed"]
+    by_formula = [x for x in found["listed"] if "forward-mode derivative" in x]
+    assert len(by_formula) == 1
+    assert {*found["partitioned"]} == {*found["listed"]} - {*by_formula}
+    assert found["share"] == [
+        "one device's part, in a shard_map over 'x' (4); all devices along 'y' (2) compute it",
+        "one device's part, split along 'x' (4), 'y' (2)",
+        "all of it; XLA splits the operations of the formula",
+    ]

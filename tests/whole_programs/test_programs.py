@@ -1,0 +1,215 @@
+"""`explain_program` of small programs: loops, branches, derivatives, and wrong arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attn_dispatch
+from attn_dispatch import assert_kernels, dot_product_attention, explain_program, settings
+from attn_dispatch.text import in_units
+from tests.support.backend import needs_cudnn
+from tests.support.program_lists import checked, struct
+
+B, T, N, H = 2, 128, 4, 64  # as in test_models.py, so that cuDNN plans the same calls
+W, X, Q = struct(6, 256, 256), struct(B, T, N * H), struct(B, T, N, H)
+
+
+def attend(q: Any) -> jax.Array:
+    return dot_product_attention(q, q, q, is_causal=True)
+
+
+LINE = attend.__code__.co_firstlineno + 1
+
+
+def layer(x: Any, w: Any) -> jax.Array:
+    return x + attend((x @ w).reshape(Q.shape)).reshape(x.shape)
+
+
+def loss(ws: Any, x: Any) -> jax.Array:
+    x, _ = jax.lax.scan(lambda x, w: (jax.checkpoint(layer)(x, w), None), x, ws)
+    return jax.jit(layer)(x, ws[0]).astype(jnp.float32).sum()
+
+
+@needs_cudnn
+def test_a_training_step_with_a_scan_under_remat():
+    found = checked(jax.jit(jax.grad(loss)), W, X)
+    (call,) = found.calls
+    # 6 layers, again under remat in the backward pass, and one after the scan.
+    assert (call.forward_runs.times, call.backward_runs.times) == (13, 7)
+    assert call.place is not None
+    assert (call.place.file, call.place.line, call.place.function) == (__file__, LINE, "attend")
+    assert call.explanation.chosen_forward == call.explanation.chosen_backward == "cudnn"
+    text = str(found)
+    again = "(6 of them again under jax.checkpoint)"
+    assert f"runs      forward 13 {again}; backward 7" in text
+    assert f"test_programs.py:{LINE}, in attend" in text
+    size = call.explanation.backward[0].scratch_bytes
+    assert size > 0 and f"scratch memory {in_units(size)}" in text
+
+
+def while_loop(x: Any) -> Any:
+    return jax.lax.while_loop(lambda c: c[0] < c[2], lambda c: (c[0] + 1, attend(c[1]), c[2]),
+                              (0, x, jnp.argmax(x)))[1]  # fmt: skip
+
+
+def in_a_scan(body: Any) -> Any:
+    return lambda x: jax.lax.scan(lambda x, _: (body(x), None), x, length=5)[0]
+
+
+@jax.custom_vjp
+def custom(x: Any) -> jax.Array:
+    return attend(x)
+
+
+custom.defvjp(lambda x: (attend(x), x), lambda x, dout: (jax.vjp(attend, x)[1](dout)[0],))
+
+
+@jax.custom_jvp
+def with_jvp(x: Any) -> jax.Array:
+    return attend(x)
+
+
+with_jvp.defjvp(lambda primals, tangents: (attend(*primals), tangents[0]))
+
+
+@needs_cudnn
+@pytest.mark.parametrize(
+    ("function", "forward", "backward"),
+    [
+        (lambda x: attend(attend(x)), "2", "0"),
+        (in_a_scan(in_a_scan(attend)), "25", "0"),
+        (while_loop, "unknown, in a while loop", "0"),
+        (in_a_scan(while_loop), "unknown, in a while loop", "0"),
+        (in_a_scan(lambda x: jax.lax.cond(x[0, 0, 0, 0] > 0, attend, lambda x: x, x)),
+         "at most 5, in a branch", "0"),
+        (custom, "1", "0"),
+        (with_jvp, "1", "0"),
+        (lambda x: jax.grad(lambda x: custom(x).astype(jnp.float32).sum())(x), "1", "1"),
+        (lambda x: jax.vjp(attend, x)[1](x)[0], "1", "1"),
+        (lambda x: jax.vmap(attend)(x[:, None])[:, 0], "1", "0"),
+        (lambda x: jax.lax.map(attend, jnp.stack(3 * [x]))[0], "3", "0"),
+        (lambda x: (attend(x), x)[1], "0", "0"),  # nothing uses the result
+    ],
+    ids=lambda x: "" if callable(x) else x,
+)  # fmt: skip
+def test_how_often_a_call_runs(function: Any, forward: str, backward: str):
+    found = explain_program(function, Q, target="h100")
+    runs = [(str(x.forward_runs), str(x.backward_runs)) for x in found.calls]
+    assert runs == ([] if forward == "0" else [(forward, backward)])
+    assert found.others == ()
+
+
+def test_programs_are_traced_and_never_run():
+    ran: list[Any] = []
+
+    def program(config: Any, x: Any) -> Any:
+        assert config["name"] == "a text" and config["is_causal"] is True
+        x = jax.pure_callback(lambda x: ran.append(x) or x, x, x)
+        jax.debug.callback(ran.append, x)
+        return {"out": dot_product_attention(x, x, x, is_causal=config["is_causal"])}
+
+    config = {"name": "a text", "is_causal": True, "function": attend}
+    found = explain_program(program, config, jnp.ones((1, 8, 1, 8)), target="cpu")
+    assert ran == [] and len(found.calls) == 1 and found.name == "program"
+    assert found.calls[0].explanation.call.meaning.is_causal
+
+
+def test_derivatives_by_formulas_are_fallbacks():
+    q = struct(1, 8, 1, 8)
+    found = explain_program(lambda q: jax.jvp(attend, (q,), (q,)), q, target="h100")
+    plain, tangent = found.calls
+    assert plain.fallbacks == () and tangent.fallbacks == ("forward",)
+    assert "runs      forward-mode derivative 1" in str(found)
+
+    hessian = jax.hessian(lambda q: attend(q).astype(jnp.float32).sum())
+    found = explain_program(hessian, q, target="h100")
+    assert "runs      derivative of a derivative 1" in str(found)
+    assert found.others == ()  # the formula's products are ours
+
+
+@needs_cudnn
+def test_reasons_of_a_fallback_are_listed_with_its_direction():
+    q = struct(1, 128, 2, 256, dtype="float16")  # as in test_explain.py
+    found = explain_program(jax.grad(lambda q: attend(q).sum().astype("float32")), q, target="sm80")
+    (call,) = found.calls
+    assert call.fallbacks == ("backward",) and found.fallbacks == (call,)
+    assert call.explanation.chosen_forward == "cudnn"
+    text = str(found)
+    assert "backward  cudnn   cannot run:" in text and "hidden_dim" in text
+    assert "aiter" not in text and "forward   xla" not in text  # only what matters there
+
+
+def test_wrong_targets_are_errors():
+    with pytest.raises(ValueError, match="target: expected a product"):
+        explain_program(attend, Q, target="h1000")
+    with attn_dispatch.target("h100", "mi300x"), pytest.raises(ValueError, match="expected target"):
+        explain_program(attend, Q)
+    with pytest.raises(ValueError, match="assert_kernels: expected a GPU as target, got CPU"):
+        assert_kernels(attend, Q, target="cpu")
+
+
+def in_float32(q: Any) -> jax.Array:
+    return attend(q.astype(jnp.float32))
+
+
+@needs_cudnn
+def test_assert_kernels():
+    found = assert_kernels(jax.grad(loss), W, X, target="h100")
+    assert found == explain_program(jax.grad(loss), W, X, target="h100")
+    with pytest.raises(AssertionError, match="needs float16 or bfloat16, got float32") as raised:
+        assert_kernels(lambda q: attend(q) + in_float32(q), Q, target="h100")
+    assert str(raised.value).count("line  ") == 1  # only the call that falls back
+    with pytest.raises(AssertionError, match="<lambda>: no attention call of attn_dispatch"):
+        assert_kernels(lambda q: q, Q, target="h100")
+
+    def both(q: Any) -> jax.Array:
+        return attend(q) + jax.nn.dot_product_attention(q, q, q)
+
+    with pytest.raises(AssertionError, match=r"jax\.nn\.dot_product_attention on XLA"):
+        assert_kernels(both, Q, target="h100")
+    assert len(assert_kernels(both, Q, target="h100", allow_others=True).others) == 1
+
+    # A kernel that may leave the call to XLA when it runs would not do.
+    policies: list[str] = []
+
+    def recorded(q: Any) -> jax.Array:
+        policies.append(settings.current().fallback)
+        return attend(q)
+
+    assert_kernels(recorded, Q, target="h100")
+    explain_program(recorded, Q, target="h100")
+    assert policies == ["error", "warn"]
+
+
+@needs_cudnn
+def test_a_target_and_the_policy_error_check_on_a_cpu():
+    """A call that would fall back on the target is an error when a program is lowered for a CPU."""
+    q = np.ones(Q.shape, jnp.bfloat16)
+
+    def lowered(function: Any) -> None:
+        jax.jit(function).lower(q)
+
+    for target in ("h100", "rtx5090"):
+        with attn_dispatch.target(target), attn_dispatch.fallback("error"):
+            lowered(attend)
+            with pytest.raises(NotImplementedError, match=r"device: NVIDIA .*\n.*\n.*got float32"):
+                lowered(in_float32)
+    with attn_dispatch.fallback("error"):
+        lowered(in_float32)
+    with attn_dispatch.target("h100"):
+        lowered(in_float32)
+    # For the CPU as a target, XLA is no fallback.
+    with attn_dispatch.target("cpu", "h100"), attn_dispatch.fallback("error"):
+        lowered(in_float32)
+
+
+def test_the_policy_error_on_a_cpu_also_checks_derivatives():
+    q = np.ones((1, 8, 1, 8), jnp.bfloat16)
+    with attn_dispatch.target("h100"), attn_dispatch.fallback("error"):
+        with pytest.raises(NotImplementedError, match="none for a forward-mode derivative"):
+            jax.jit(lambda q: jax.jvp(attend, (q,), (q,))).lower(q)
