@@ -25,6 +25,7 @@ from attn_dispatch.core.rewrites.as_mask_or_bias import MASK_AS_BIAS, SLOPES_AS_
 from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
 from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.cudnn import rules as cudnn_rules
+from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
 from attn_dispatch.flash import rules as flash_rules
@@ -192,22 +193,42 @@ def test_a_refused_mod_is_one_rule_in_whatever_file():
     assert "(at model.py:1)" in str(one) and "(at other.py:1)" in str(other) and one != other
 
 
+def plain_call() -> CudnnCall:
+    case = Case("plain")
+    return next(iter(variants_of(spec_of(case.forward_options(), case.avals()))))
+
+
 def test_each_known_bug_of_cudnn_is_a_rule():
     source = (ROOT / "cuda_backend" / "known_bad.cc").read_text()
     table = source[source.index("kTable[]") : source.index("known_bad_reasons")]
     names = re.findall(r'^    \{"(\w+)", ', table, re.MULTILINE)
     assert len({*names}) == len(names) == table.count("[](const SdpaSpec&") > 20
 
+    call = plain_call()
+
     def rule(*found: str, version: int = 91900) -> str:
         lines = (f"known bug {name} of cuDNN {version}: it fails (measured)" for name in found)
-        return cudnn._planning_reason("; ".join(lines), "9.19.0").rule
+        return cudnn._planning_reason("; ".join(lines), "9.19.0", call).rule
 
     assert [rule(x) for x in names] == [f"cudnn/known_bug/{x}" for x in names]
     assert rule(names[0]) == rule(names[0], version=92800)
     assert rule(*names[:2]) == f"cudnn/known_bug/{names[0]} and {names[1]}"
-    assert cudnn._planning_reason("cuDNN refuses the graph: no", "9.19.0").rule.startswith(
+    assert cudnn._planning_reason("cuDNN refuses the graph: no", "9.19.0", call).rule.startswith(
         "cudnn/plan: "
     )
+
+
+def test_a_condition_of_cudnns_code_is_not_all_that_a_reason_says():
+    call = plain_call()
+    error = "cuDNN has no engine for it: kcfg.cta_tile.M != 64 || kcfg.cta_tile.N != 64"
+    of_any = cudnn._planning_reason(error, "9.28.1", call)
+    assert str(of_any) == (
+        "this combination of options: no engine of cuDNN 9.28.1 computes it on this device "
+        f"({error})"
+    )
+    trained = replace(call, backward=True, needs_dbias=True, dropout_rate=0.1)
+    reason = cudnn._planning_reason(error, "9.28.1", trained)
+    assert reason.rule == "cudnn/no_engine/dropout with the gradient of bias"
 
 
 def test_the_number_that_decides_is_a_fact_and_in_the_sentence():

@@ -28,7 +28,7 @@ def dot_product_attention(
     *,
     scale: ArrayLike | None = None,
     is_causal: bool = False,
-    causal_alignment: CausalAlignment = "top_left",
+    causal_alignment: CausalAlignment | None = None,
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: Window = None,
@@ -46,7 +46,7 @@ def dot_product_attention(
     score_mod_args: Sequence[object] = (),
     mask_mod: MaskMod | None = None,
     mask_mod_args: Sequence[object] = (),
-    qkv_layout: QkvLayout = "BTNH",
+    qkv_layout: QkvLayout | None = None,
     implementation: str | Sequence[str] | None = None,
     return_residual: bool = False,
     return_lse: bool = False,
@@ -91,7 +91,8 @@ def dot_product_attention(
       is_causal: query i sees only keys j <= i + offset; the offset is that of causal_alignment.
       causal_alignment: "top_left" for offset 0, as in jax.nn; "bottom_right" for S - T, computed
         from a row's or segment's actual lengths if they are given. Use the latter for queries
-        behind a cache. Windows and ALiBi move with it.
+        behind a cache. Windows and ALiBi move with it. None is "top_left", with a warning where it
+        is probably not meant.
       query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding. A
         traced length out of that range makes its whole batch row NaN.
       key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are padding.
@@ -136,7 +137,8 @@ def dot_product_attention(
       qkv_layout: the order of axes: "BTNH", or "BNTH" for query [B, N, T, H], key [B, K, S, H] and
         value [B, K, S, V]. With "BNTH" the output is [B, N, T, V], and lse, the residual and the
         maxima are [B, N, T]. cuDNN reads and writes either without copies; only the
-        backward pass with lengths or segment ids copies "BNTH".
+        backward pass with lengths or segment ids copies "BNTH". None is "BTNH", with a warning
+        where the arrays look like the other order.
       implementation: None for the best available, and XLA if no kernel can run the call, with a
         warning (see `fallback`). A name ("cudnn", "flash", "fa4", "aiter", "xla"), or a list of
         names in order of preference, takes exactly that, or raises with every reason.
@@ -208,7 +210,7 @@ def ragged_dot_product_attention(
     max_seqlen_kv: int,
     scale: ArrayLike | None = None,
     is_causal: bool = False,
-    causal_alignment: CausalAlignment = "top_left",
+    causal_alignment: CausalAlignment | None = None,
     local_window_size: Window = None,
     logits_soft_cap: float | None = None,
     alibi_slopes: ArrayLike | None = None,
@@ -253,7 +255,7 @@ def ragged_dot_product_attention(
       scale: a number, or a floating array [] or [N]; 1/sqrt(H) if None. This and all arguments
         below mean what they mean in `dot_product_attention`.
       is_causal: causality, windows, alignment and ALiBi count positions inside the sequence.
-      causal_alignment: "top_left" or "bottom_right".
+      causal_alignment: "top_left" or "bottom_right"; None as in `dot_product_attention`.
       local_window_size: w, or (left, right), inclusive; None leaves a side open.
       logits_soft_cap: c > 0; scores become c · tanh(score / c).
       alibi_slopes: [N] floating, the same in every sequence.

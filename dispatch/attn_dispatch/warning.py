@@ -19,7 +19,8 @@ class AttentionFallbackWarning(UserWarning):
 
 
 class AttentionConventionWarning(UserWarning):
-    """A valid call looks as if it was written for another library's conventions."""
+    """A valid call probably means something else, or a patch has no effect; the message says how to
+    express what is meant."""
 
 
 class AttentionShardingWarning(UserWarning):
@@ -45,6 +46,11 @@ def warn_once(message: str, category: type[Warning], line: Line | None = None) -
     line = line or caller() or ("<unknown>", 1)
     if _is_new((message, category, line)):
         warnings.warn_explicit(message, category, *line)
+
+
+def warn_of_convention(message: str, line: Line | None = None) -> None:
+    """Warn once of an argument that means something else, or nothing, where the call comes from."""
+    warn_once(message, AttentionConventionWarning, line)
 
 
 def forget() -> None:

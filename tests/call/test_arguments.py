@@ -38,6 +38,8 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"key": KV.astype(bool)}, "key: expected a floating dtype, got bool"),
     ({"key": KV.astype(np.float16)}, "key: expected query's dtype float32, got float16"),
     ({"value": KV.astype(jnp.bfloat16)}, "value: expected query's dtype float32, got bfloat16"),
+    ({"key": KV.astype(jnp.bfloat16), "value": KV.astype(jnp.bfloat16)},
+     "query: expected key's and value's dtype bfloat16, got float32"),
     ({"key": array(3, 5, 2, 8)}, "key: expected query's batch dims [2], got [3]"),
     ({"key": array(1, 5, 2, 8)}, "key: expected query's batch dims [2], got [1]"),
     ({"key": array(5, 2, 8)}, "key: expected query's batch dims [2], got []"),
@@ -62,7 +64,8 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"mask": array(3, 5, dtype=np.int32)},
      f"mask: expected dtype bool (True = attend), got int32{_REMEDY}"),
     ({"mask": array(3, 5)}, f"mask: expected dtype bool (True = attend), got float32{_REMEDY}"),
-    ({"bias": array(3, 5, dtype=bool)}, "bias: expected a floating dtype, got bool"),
+    ({"bias": array(3, 5, dtype=bool)},
+     "bias: expected a floating dtype, got bool; a mask is passed as mask="),
     ({"bias": array(3, 5, dtype=np.int8)}, "bias: expected a floating dtype, got int8"),
     *(
         ({"bias": array(*shape)},
@@ -166,7 +169,7 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
         ({"causal_alignment": alignment},
          "causal_alignment: expected one of ('top_left', 'bottom_right'), got "
          f"{alignment!r}")
-        for alignment in ("bottom", "", None, 0)
+        for alignment in ("bottom", "", 0)
     ),
     ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),
     *(

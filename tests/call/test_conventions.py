@@ -132,6 +132,52 @@ def test_arrays_with_heads_before_length_warn():
     no_warning(step, step, step)
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "options"),
+    [
+        ((2, 8, 50, 8), (2, 8, 50, 8), {}),  # 50 is no usual number of heads
+        ((2, 8, 64, 8), (2, 4, 64, 8), {}),  # heads in groups of 2
+        ((2, 8, 64, 8), (2, 8, 64, 8), {"local_window_size": (15, 0)}),  # wider than 8 keys
+    ],
+)
+def test_shorter_arrays_with_heads_before_length_warn_if_something_else_speaks_for_it(
+    query: Any, key: Any, options: dict[str, Any]
+):
+    q, k = np.zeros(query, np.float32), np.zeros(key, np.float32)
+    warning(f"key has {key[1]} keys of {key[2]} heads: arrays are [batch, length, heads, dim]; for "
+            '[batch, heads, length, dim] pass qkv_layout="BNTH"; where the axes are as read pass '
+            'qkv_layout="BTNH"', q, k, k, **options)  # fmt: skip
+    no_warning(q, k, k, qkv_layout="BTNH", **options)
+    no_warning(q, k, k, qkv_layout="BNTH", **options)
+
+
+def test_short_prompts_of_many_heads_do_not_warn():
+    for shape in ((1, 5, 32, 8), (1, 5, 25, 8), (2, 8, 64, 8), (1, 2, 128, 192)):
+        x = np.zeros(shape, np.float32)
+        no_warning(x, x, x)
+        no_warning(x, x, x, local_window_size=(255, 0))
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 512), (8, 50, 64), (8, 160, 64)])
+def test_arrays_of_three_dims_with_a_batch_warn(shape: tuple[int, ...]):
+    x = np.zeros(shape, np.float32)
+    warning(f"key has 3 dims, which are read as [length, heads, dim]: {shape[0]} keys of "
+            f"{shape[1]} heads of {shape[2]}; split features [batch, length, features] by "
+            "x.reshape(batch, length, heads, dim); for [heads, length, dim] pass "
+            'qkv_layout="BNTH"; where the axes are as read pass qkv_layout="BTNH"',
+            x, x, x)  # fmt: skip
+    no_warning(x, x, x, qkv_layout="BTNH")
+    no_warning(x.swapaxes(0, 1), x.swapaxes(0, 1), x.swapaxes(0, 1))
+
+
+def test_ids_sinks_and_slopes_of_swapped_arrays_get_a_hint():
+    x = np.zeros((2, 4, 16, 8), np.float32)
+    hint = '; these look swapped: for [batch, heads, length, dim] pass qkv_layout="BNTH"'
+    error(f"got [2, 16]{hint}", x, x, x, query_segment_ids=np.ones((2, 16), int))
+    error(f"got [4]{hint}", x, x, x, sinks=np.ones(4, np.float32))
+    error(f"got [4]{hint}", x, x, x, alibi_slopes=np.ones(4, np.float32))
+
+
 def test_mask_of_batch_queries_and_keys_raises_or_warns():
     x = np.zeros((3, 4, 2, 8), np.float32)
     for name, dtype in (("mask", bool), ("bias", np.float32)):
@@ -169,7 +215,8 @@ def test_one_query_under_top_left_causality_warns():
     warning("is_causal=True with one query and several keys: top-left causality lets it attend key "
             '0 alone. For a cache pass causal_alignment="bottom_right"',
             query, X, X, is_causal=True)  # fmt: skip
-    no_warning(query, X, X, is_causal=True, causal_alignment="bottom_right")
+    for alignment in ("bottom_right", "top_left"):
+        no_warning(query, X, X, is_causal=True, causal_alignment=alignment)
     no_warning(query, X[:, :1], X[:, :1], is_causal=True)
 
 
@@ -186,6 +233,64 @@ def test_one_query_under_a_top_left_window_or_alibi_warns():
     no_warning(query, X, X, local_window_size=(None, None))
 
 
+def test_several_queries_before_more_keys_warn():
+    query, ways = X[:, :3], '. For a cache pass causal_alignment="bottom_right", with '
+    ways += "key_value_seq_lengths where it is not full; where the queries are the first pass "
+    ways += 'causal_alignment="top_left"'
+    for name, options in (
+        ("is_causal=True", {"is_causal": True}),
+        ("local_window_size=(…, 0)", {"local_window_size": (2, 0)}),
+    ):
+        warning(f"{name} with 3 queries and 4 keys: top-left causality lets query i attend keys up "
+                f"to i, so that no query attends the last 1{ways}",
+                query, X, X, **options)  # fmt: skip
+        for alignment in ("bottom_right", "top_left"):
+            no_warning(query, X, X, causal_alignment=alignment, **options)
+        no_warning(X, X, X, **options)
+        no_warning(X, query, query, **options)
+        lengths = np.array([2, 3])
+        no_warning(query, X, X, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options)
+    no_warning(query, X, X, local_window_size=(2, 1))
+
+
+LENGTHS = np.array([2, 4])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "causal_alignment": "bottom_right"},
+        {"local_window_size": (1, 1)},
+        {"mask": np.ones((1, 2, 4, 4), bool)},
+        {"bias": np.zeros((1, 2, 4, 4), np.float32)},
+    ],
+    ids=["alone", "bottom_right", "window", "mask_of_all_rows", "bias_of_all_rows"],
+)
+def test_lengths_of_queries_alone_warn_in_self_attention(options: dict[str, Any]):
+    warning("query_seq_lengths without key_value_seq_lengths, and as many keys as queries: real "
+            "queries attend padded keys too. For self-attention pass the same array as "
+            "key_value_seq_lengths, or only query_segment_ids, 0 in padding, which hold for "
+            "both sides; where all keys are real pass 4 for each row as key_value_seq_lengths",
+            query_seq_lengths=LENGTHS, **options)  # fmt: skip
+
+
+def test_lengths_of_queries_do_not_warn_where_padded_keys_are_hidden_or_meant():
+    lengths: dict[str, Any] = {"query_seq_lengths": LENGTHS}
+    for options in (
+        {"key_value_seq_lengths": LENGTHS},
+        {"key_value_seq_lengths": np.array([4, 4])},
+        {"is_causal": True},
+        {"local_window_size": (2, 0)},
+        {"mask": (np.arange(4) < LENGTHS[:, None])[:, None, None]},
+        {"mask_mod": lambda b, n, t, s: s < 2},
+        {"query_segment_ids": np.array([[1, 1, 0, 0], [1, 1, 1, 1]])},
+    ):
+        no_warning(**lengths, **options)
+    no_warning(query_seq_lengths=np.array([4, 4]))
+    no_warning(X[:, :3], X, X, query_seq_lengths=np.array([2, 3]))  # not self-attention
+
+
 def test_packed_sequences_of_one_query_warn():
     q, k = np.zeros((2, 2, 8), np.float32), np.zeros((8, 2, 8), np.float32)
 
@@ -199,7 +304,10 @@ def test_packed_sequences_of_one_query_warn():
         return [str(x.message) for x in given]
 
     (message,) = messages(is_causal=True)
-    assert message.endswith('For a cache pass causal_alignment="bottom_right"')
+    assert message.endswith(
+        'For a cache pass causal_alignment="bottom_right"; where the query is the first pass '
+        'causal_alignment="top_left"'
+    )
     (message,) = messages(local_window_size=(1, None))
     assert message.startswith("local_window_size with one query and several keys")
     assert messages(is_causal=True, causal_alignment="bottom_right") == [] == messages()

@@ -45,6 +45,8 @@ def test_foreign_name_gets_the_name_used_here():
     error("'cu_seqlens': ragged_dot_product_attention takes cu_seqlens_q and", cu_seqlens=[0, 4])
     error("'key_padding_mask': here it is key_value_seq_lengths: the numbers of keys [batch], or "
           "mask=~key_padding_mask[:, None, None, :]", key_padding_mask=None)  # fmt: skip
+    error("'context_lens': here it is key_value_seq_lengths: the numbers of keys [batch]",
+          paged_attention, context_lens=[4, 4])  # fmt: skip
     with pytest.raises(TypeError, match="'q': here it is query; 'k': here it is key; 'v'"):
         dot_product_attention(q=X, k=X, v=X)  # pyright: ignore
 

@@ -104,7 +104,6 @@ def test_bnth_in_dropout_mask_and_explanation():
         ("bnth", r"expected one of \('BTNH', 'BNTH'\), got 'bnth'"),
         ("bshd_bshd_bshd", "got 'bshd_bshd_bshd', which is \"BTNH\" here"),
         ("BHSD", "got 'BHSD', which is \"BNTH\" here"),
-        (None, "got None"),
         (("BTNH",), "got"),
     ],
 )

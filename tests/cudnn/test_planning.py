@@ -23,7 +23,7 @@ OTHERS = [path for path in os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "").split(
 LIBRARIES = [INSTALLED, *OTHERS]
 
 EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
-"""Otherwise each version plans a twenty-fourth of all cells, a different one for each version."""
+"""Otherwise each version plans one in 48 of all cells, a different one for each version."""
 
 Matrices = Callable[[str], Matrix]
 

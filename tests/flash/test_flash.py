@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
@@ -53,7 +54,8 @@ def is_supported_by_flash_2(case: Case) -> bool:
     return all(x.rule == "dtype" for x in reasons)
 
 
-DRAWN = [replace(x, dtype="float32") for x in draws.examples(120, 20261202) if x.t * x.s < 2**15]
+COUNT = min(int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "60")), 600)
+DRAWN = [replace(x, dtype="float32") for x in draws.examples(COUNT, 20261202) if x.t * x.s < 2**15]
 SUPPORTED = [*NAMED, *filter(is_supported, SMALL), *filter(is_supported, DRAWN)]
 
 
@@ -67,7 +69,7 @@ def installed(monkeypatch):
 
 
 def test_named_cases_are_supported():
-    assert all(map(is_supported, NAMED)) and len(SUPPORTED) > 50
+    assert all(map(is_supported, NAMED)) and len(SUPPORTED) > 40
 
 
 @pytest.mark.parametrize("case", SUPPORTED, ids=str)

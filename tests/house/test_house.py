@@ -208,6 +208,7 @@ _UNKNOWN_NAMES = {
     "typed_jax.py": "the parameters of a JAX primitive",
     "core/interpreters.py": "the parameters of a JAX primitive",
     "integrations/equinox.py": "the arguments of Equinox's layer",
+    "integrations/merging.py": "the arguments that a layer of a framework passes",
     "integrations/penzai.py": "side inputs, which Penzai hands to every layer",
 }
 
@@ -236,8 +237,11 @@ _ANY = {
     "fa4/kernels.py": "objects of a package without types",
     "files/reading.py": "a JSON value",
     "integrations/equinox.py": "the arguments of Equinox's layer",
-    "integrations/flax.py": "the arguments of Flax's own attention, which differ by version",
-    "integrations/keras.py": "Keras's layers, of which private attributes are read",
+    "integrations/flax/function.py": "the arguments of Flax's own attention, which differ by "
+    "version",
+    "integrations/flax/models.py": "the methods of Linen's modules, and their arguments",
+    "integrations/keras/layers.py": "Keras's layers, of which private attributes are read",
+    "integrations/merging.py": "the arguments that a layer of a framework passes",
     "integrations/patching.py": "a function of another package",
 }
 """The library's files that use `Any`, and for what: values for which nobody gives a better type."""

@@ -20,7 +20,7 @@ from flax import linen, nnx
 from attn_dispatch import AttentionConventionWarning, dot_product_attention, mods
 from attn_dispatch.integrations.flax import attention_fn
 
-# Flax has both since 0.12.8.
+# Flax has is_causal since 0.12.8, and groups in a later version.
 HAS_GROUPS = "num_kv_heads" in inspect.signature(nnx.MultiHeadAttention).parameters
 HAS_CAUSAL = "is_causal" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
 

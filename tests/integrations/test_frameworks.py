@@ -117,7 +117,8 @@ def by_formula(kept: list[Any]) -> Callable[..., jax.Array]:
 
 @contextlib.contextmanager
 def our_call_as(name: str, function: Any, monkeypatch: pytest.MonkeyPatch):
-    file = {"Flax NNX": "flax", "Flax Linen": "flax", "Keras 3": "keras"}.get(name, name.lower())
+    of_two = {"Flax NNX": "flax", "Flax Linen": "flax", "Keras 3": "keras"}
+    file = f"{of_two[name]}.function" if name in of_two else name.lower()
     module = importlib.import_module(f"attn_dispatch.integrations.{file}")
     with monkeypatch.context() as patch:
         attends = "attend" if name == "Keras 3" else "dot_product_attention"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import warnings
@@ -42,7 +41,7 @@ def test_each_integration_has_an_example():
     files = ROOT / "dispatch" / "attn_dispatch" / "integrations"
     code = "".join(code for _, code in examples())
     for name in FRAMEWORKS:
-        assert (files / f"{name}.py").exists()
+        assert (files / f"{name}.py").exists() or (files / name / "__init__.py").exists()
         assert f"from attn_dispatch.integrations.{name} import" in code
     assert "patch_jax_nn" in code
 
@@ -52,11 +51,6 @@ def test_an_example_runs(title: str, code: str):
     for name in FRAMEWORKS:
         if f"integrations.{name} " in code:
             pytest.importorskip(name)
-    if "num_kv_heads" in code and "nnx" in code:
-        from flax import nnx
-
-        if "num_kv_heads" not in inspect.signature(nnx.MultiHeadAttention).parameters:
-            pytest.skip("num_kv_heads came with Flax 0.12.8")
     lines = [x for x in code.splitlines() if x and not x.startswith(("import ", "from "))]
     assert len(lines) <= 10
     scope: dict[str, object] = {}

@@ -53,6 +53,26 @@ def test_equinox_layers_take_fewer_kv_heads():
         MultiheadAttention(N, D, num_kv_heads=3, key=jax.random.key(0))
 
 
+def test_equinox_layers_of_a_model_keep_its_options():
+    eqx = pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import replace_attention
+
+    model = [eqx.nn.MultiheadAttention(N, D, key=jax.random.key(0))]
+    (ours,) = replace_attention(model, is_causal=True, local_window_size=(2, 0))
+    near = np.tri(T, dtype=bool) & ~np.tri(T, k=-3, dtype=bool)
+    expected = model[0](X, X, X, near)
+    for call in (ours, eqx.filter_jit(ours)):
+        np.testing.assert_allclose(call(X, X, X), expected, atol=2e-6)
+    np.testing.assert_array_equal(ours(X, X, X, is_causal=True), ours(X, X, X))
+    assert len(jax.tree.leaves(ours)) == len(jax.tree.leaves(model))
+    with pytest.raises(ValueError, match=r"local_window_size: expected \(2, 0\), as replace_att"):
+        ours(X, X, X, local_window_size=(3, 0))
+    with pytest.raises(ValueError, match=r"is_causal: expected True, .*, got False"):
+        ours(X, X, X, is_causal=False)
+    with pytest.raises(ValueError, match="sinks: expected no array, got float32"):
+        replace_attention(model, sinks=np.zeros(N, np.float32))
+
+
 def test_equinox_dropout_and_process_heads_agree_with_equinox():
     eqx = pytest.importorskip("equinox")
     from attn_dispatch.integrations.equinox import MultiheadAttention, replace_attention

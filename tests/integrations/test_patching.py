@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
 import types
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import attn_dispatch
+from attn_dispatch import AttentionConventionWarning
 from attn_dispatch.integrations import patch_jax_nn
 from attn_dispatch.integrations.patching import Patch, original
+from attn_dispatch.integrations.tally import Tally
 
 X = np.random.default_rng(0).standard_normal((2, 5, 4, 8), np.float32)
 
@@ -23,6 +28,10 @@ def module_with_x() -> Any:
     return module
 
 
+def is_ours(function: Any) -> bool:
+    return inspect.unwrap(function) is inspect.unwrap(attn_dispatch.dot_product_attention)
+
+
 def test_a_block_replaces_jax_nn_until_its_end():
     theirs = jax.nn.dot_product_attention
 
@@ -30,7 +39,7 @@ def test_a_block_replaces_jax_nn_until_its_end():
         return jax.nn.dot_product_attention(x, x, x, is_causal=True)
 
     with patch_jax_nn():
-        assert jax.nn.dot_product_attention is attn_dispatch.dot_product_attention
+        assert is_ours(jax.nn.dot_product_attention)
         assert "attn_fwd[" in str(jax.make_jaxpr(lambda x: program(x))(X))
         assert original(jax.nn, "dot_product_attention") is theirs
         got = program(X)
@@ -41,8 +50,8 @@ def test_a_block_replaces_jax_nn_until_its_end():
 
 def test_start_replaces_jax_nn_until_stop():
     theirs = jax.nn.dot_product_attention
-    patch = patch_jax_nn().start()
-    assert jax.nn.dot_product_attention is attn_dispatch.dot_product_attention
+    patch = patch_jax_nn(may_be_unused=True).start()
+    assert is_ours(jax.nn.dot_product_attention)
     patch.stop()
     assert jax.nn.dot_product_attention is theirs
     with pytest.raises(RuntimeError, match="expected a patch that has been started"):
@@ -54,6 +63,53 @@ def test_an_error_in_the_block_ends_the_patch():
     with pytest.raises(KeyError), patch_jax_nn():
         raise KeyError
     assert jax.nn.dot_product_attention is theirs
+
+
+def einsum_attention(x: Any) -> Any:
+    scores = jnp.einsum("btnh,bsnh->bnts", x, x)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), x)
+
+
+def test_a_block_in_which_only_einsum_attention_ran_warns_with_its_line():
+    softmax = jax.nn.softmax
+    with pytest.warns(AttentionConventionWarning) as given, patch_jax_nn():
+        jax.jit(einsum_attention)(X)
+    (message,) = [str(x.message) for x in given]
+    line = inspect.getsourcelines(einsum_attention)[1] + 2
+    assert message.startswith("patch_jax_nn: nothing called jax.nn.dot_product_attention")
+    assert f"Seen instead: a softmax of float32[2, 4, 5, 5] at {__file__}:{line}" in message
+    assert given[0].filename == __file__ and jax.nn.softmax is softmax
+    with patch_jax_nn(may_be_unused=True):
+        einsum_attention(X)
+    with patch_jax_nn() as patch:  # both
+        einsum_attention(X)
+        jax.nn.dot_product_attention(X, X, X)
+        assert patch.calls == 1
+    with patch_jax_nn():
+        jax.nn.dot_product_attention(X, X, X)
+    assert patch.calls == 1
+
+
+def test_a_block_in_which_nothing_ran_warns_with_early_imports(monkeypatch: pytest.MonkeyPatch):
+    place, importer = module_with_x(), module_with_x()
+    place.attend = importer.attend = einsum_attention
+    monkeypatch.setitem(sys.modules, "importer", importer)
+    monkeypatch.setattr(einsum_attention, "__module__", "place")
+    tally = Tally("patch", "place.attend")
+
+    def patch() -> Patch:
+        return Patch({(place, "attend"): tally.counted(lambda x: x)}, tally)
+
+    with pytest.warns(AttentionConventionWarning, match="importer.attend, imported before"):
+        with patch():
+            importer.attend(X[..., :0])
+    with patch(), patch():  # what goes through the inner one counts for both
+        place.attend(X)
+    with patch():
+        pass  # perhaps a program that was traced before
+    with pytest.raises(KeyError), patch_jax_nn():
+        einsum_attention(X)
+        raise KeyError  # no warning beside the error
 
 
 def test_patches_end_in_any_order():

@@ -52,7 +52,6 @@ _OTHER_DIMS = (
 )
 _REFUSES = "cudnn/plan: cuDNN refuses the graph: "
 _ENDS = " (cuDNN #.#)"
-_KNOWN_BUG = "cudnn/known_bug/"
 _RULES = {
     _TAKES + "kernels for other dtypes; the vendors have none": ("dtype",),
     _OTHER_DIMS: (
@@ -90,7 +89,7 @@ _RULES = {
     _TAKES + "a call for some of the batch rows at a time": ("aiter/int32",),
     _REWRITTEN + "that gradient by XLA, beside the kernel": (
         "feature/the gradient of alibi_slopes",
-        f"{_KNOWN_BUG}the gradient of a bias under a soft cap is off by orders of magnitude",
+        "cudnn/known_bug/bias_gradient_soft_cap",
     ),
     _TAKES + "instances of CK's kernel that have both": ("aiter/soft_cap_bias",),
     _TAKES + "a backward kernel with a soft cap: CK has none": ("aiter/soft_cap_gradient",),
@@ -111,7 +110,7 @@ _RULES = {
     _REWRITTEN + "a call for each key": ("dropout_keys",),
     _REWRITTEN + "by XLA, beside the kernel": (
         "feature/the row maximum",
-        f"{_KNOWN_BUG}the row maximum counts the sink as a score (right with 9.19)",
+        "cudnn/known_bug/row_max_sinks",
     ),
     _TAKES + "a deterministic kernel there that sums in less memory": (
         "aiter/dq_bytes",

@@ -288,6 +288,10 @@ def test_a_freed_prefix_is_not_shared():
         (lambda x: serving.share_prefix(x, [0], 1, 8), ValueError, r"source: .* \[\], got int32"),
         (lambda x: serving.fork(x, 0.0, 1), ValueError, "source: expected an integer .*float32"),
         (
+            lambda x: serving.write(x, jnp.zeros((4, 1, 2, 8)), jnp.zeros((16, 4, 2, 8))),  # pyright: ignore[reportArgumentType]
+            ValueError, "write: expected pages, new and PageTables in this order, got PageTables, ",
+        ),
+        (
             lambda x: serving.write(jnp.zeros((15, 8, 2, 8)), jnp.zeros((4, 1, 2, 8)), x),
             ValueError, r"pages: expected .*15 or more pages of 4 keys, got \[15, 8, 2, 8\]",
         ),

@@ -227,7 +227,7 @@ CELLS = tuple(
 """Every label, direction and architecture, in the order in which they are planned."""
 
 
-PARTS = 24
+PARTS = 48
 
 
 def cells_of(part: int | None) -> tuple[tuple[str, str, str], ...]:

@@ -39,7 +39,7 @@ class Arguments:
     mask: ArrayLike | None = None
     scale: ArrayLike | None = None
     is_causal: bool = False
-    causal_alignment: CausalAlignment = "top_left"
+    causal_alignment: CausalAlignment | None = None
     query_seq_lengths: ArrayLike | None = None
     key_value_seq_lengths: ArrayLike | None = None
     local_window_size: Window = None
@@ -64,7 +64,7 @@ class Arguments:
     score_mod_args: Sequence[object] = ()
     mask_mod: MaskMod | None = None
     mask_mod_args: Sequence[object] = ()
-    qkv_layout: QkvLayout = "BTNH"
+    qkv_layout: QkvLayout | None = None
     kv_layout: KvLayout = "NHD"
     implementation: str | Sequence[str] | None = None
     return_residual: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.shapes import CallShape, hint_if_swapped
+from attn_dispatch.call.shapes import CallShape, hint_if, hint_if_swapped
 from attn_dispatch.call.values import as_int32
 
 
@@ -41,7 +41,8 @@ def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
             "pass mask != 0, and for numbers that are added to scores pass bias"
         )
     if name == "bias" and not floating:
-        raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}")
+        hint = "; a mask is passed as mask=" if x.dtype == jnp.bool_ else ""
+        raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}{hint}")
     full = (*shape.leading, shape.num_heads, shape.seq_len_q, shape.seq_len_kv)
     rank = max(len(full), 4)
     full = (1,) * (rank - len(full)) + full
@@ -79,9 +80,14 @@ def _lengths(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
 def _segment_ids(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     """[..., T] or [..., S] int32."""
     _check_integer(name, x)
-    length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
+    is_query = name.startswith("query")
+    length = shape.seq_len_q if is_query else shape.seq_len_kv
     if x.shape != (*shape.leading, length):
-        raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
+        heads = shape.num_heads if is_query else shape.num_kv_heads
+        raise ValueError(
+            f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}"
+            + hint_if(x.shape == (*shape.leading, heads), shape)
+        )
     ids, most = as_int32(x), jnp.iinfo(jnp.int32).max
     # An id that int32 cannot hold becomes an invalid one, not the largest int32.
     return jnp.where(x > most, -1, ids) if jnp.iinfo(x.dtype).max > most else ids
@@ -113,7 +119,8 @@ def _per_head(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     shapes = dict.fromkeys([(shape.num_heads,), (*shape.leading, shape.num_heads)])
     if x.shape not in shapes:
         expected = " or ".join(str(list(x)) for x in shapes)
-        raise ValueError(f"{name}: expected shape {expected}, got {list(x.shape)}")
+        hint = hint_if(x.shape[-1:] == (shape.seq_len_q,), shape)
+        raise ValueError(f"{name}: expected shape {expected}, got {list(x.shape)}{hint}")
     return x if x.ndim > 1 else shape.shared(x)
 
 

@@ -1,95 +1,123 @@
-"""Warnings, once each, of valid calls that mean something else in other libraries."""
+"""Warnings, once each, of valid calls that probably mean something else than they say.
+
+Each is a rule: when it applies, what it says, and how to say what is meant, after which the rule no
+longer applies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import jax
-import numpy as np
-
-from attn_dispatch.call.shapes import CallShape
-from attn_dispatch.warning import AttentionConventionWarning, Line, warn_once
-
-_MANY_HEADS = 128
-"""If there are more kv heads than this, and than keys, that axis probably counts keys."""
+from attn_dispatch.call.axes_conventions import AXES_RULES
+from attn_dispatch.call.checked_call import CheckedCall
+from attn_dispatch.call.values import known_values
+from attn_dispatch.reason import Rule, broken
+from attn_dispatch.warning import warn_of_convention
 
 
-def warn_of_conventions(
-    given: Mapping[str, jax.Array],
-    shape: CallShape,
-    *,
-    longest: tuple[int, int],
-    is_causal: bool,
-    has_window: bool,
-    is_top_left: bool,
-    has_soft_cap: bool,
-) -> None:
-    """Warn of arguments of a valid call that probably mean something else.
-
-    Args:
-      given: the arrays of the call as the caller shaped them, by name.
-      shape: the shapes of query and key.
-      longest: the largest number of queries and of keys of a sequence.
-      is_causal, has_window, is_top_left, has_soft_cap: its options.
-    """
-    leading, queries, keys = shape.leading, shape.seq_len_q, shape.seq_len_kv
-    kv_heads = shape.num_kv_heads
-    if not all(isinstance(x, int) for x in (*leading, queries, keys, kv_heads)):
+def warn_of_conventions(call: CheckedCall) -> None:
+    """Warn of arguments of a valid call that probably mean something else."""
+    shape = call.shape
+    sizes = (*shape.leading, shape.seq_len_q, shape.seq_len_kv, shape.num_kv_heads)
+    if not all(isinstance(x, int) for x in sizes):
         return  # a symbol of jax.export: its size is not known
-    if is_top_left and longest[0] == 1 < longest[1]:
-        _warn_of_one_query(given, is_causal=is_causal, has_window=has_window)
-    if kv_heads > max(keys, _MANY_HEADS):
-        warn(f"key has {keys} keys of {kv_heads} heads: {shape.axes}")
-    for name in ("mask", "bias"):
-        if name in given and leading[-1:] == (queries,) and queries > 1:
-            if given[name].shape == (queries, keys):
-                warn(
-                    f"{name}: [{queries}, {keys}] is taken for [queries, keys], and the batch is "
-                    f"{queries} too. If it is [batch, keys] pass {name}[:, None, None, :]; else "
-                    f"pass {name}[None, None]"
-                )
-        if name in given and leading == (shape.num_heads,) and shape.num_heads > 1:
-            if given[name].shape == (shape.num_heads, queries, keys):
-                warn(
-                    f"{name}: {list(given[name].shape)} is taken for [heads, queries, keys], and "
-                    f"the batch is {shape.num_heads} too. If it is [batch, queries, keys] pass "
-                    f"{name}[:, None]; else pass {name}[None]"
-                )
-    if has_soft_cap and "bias" in given:
-        warn(
-            "logits_soft_cap with bias: the score is capped, then the bias is added. Code that "
-            "caps score + bias, as tokamax does, computes another function, which has no argument"
-        )
+    for reason in broken(_RULES, call):
+        warn_of_convention(reason.text + reason.remedy)
 
 
-def _warn_of_one_query(
-    given: Mapping[str, jax.Array], *, is_causal: bool, has_window: bool
-) -> None:
-    remedy = 'For a cache pass causal_alignment="bottom_right"'
-    if "cu_seqlens_kv" not in given:
+def _names_no_corner(call: CheckedCall) -> bool:
+    """Whether a call whose sequences may have more keys than queries does not name its corner."""
+    queries, keys = call.longest
+    is_open = call.arguments.causal_alignment is None and not call.arguments.same_lengths
+    return is_open and queries < keys
+
+
+def _is_of_one_query(call: CheckedCall) -> bool:
+    return _names_no_corner(call) and call.longest[0] == 1
+
+
+def _distances(call: CheckedCall) -> list[str]:
+    """The arguments that count distances from the diagonal."""
+    slopes = ["alibi_slopes"] * ("alibi_slopes" in call.arrays)
+    return ["local_window_size"] * call.has_window + slopes
+
+
+def _at_the_end(call: CheckedCall) -> str:
+    """How to say where the queries stand."""
+    remedy = '. For a cache pass causal_alignment="bottom_right"'
+    if "cu_seqlens_kv" not in call.arrays:
         remedy += ", with key_value_seq_lengths where it is not full"
-    if is_causal:
-        warn(
-            "is_causal=True with one query and several keys: top-left causality lets it attend key "
-            f"0 alone. {remedy}"
-        )
-    names = ["local_window_size"] * has_window + ["alibi_slopes"] * ("alibi_slopes" in given)
-    if names and not is_causal:
-        warn(
-            f"{' and '.join(names)} with one query and several keys: top-left alignment counts "
-            f"distances from key 0. {remedy}"
-        )
+    are_first = "the query is" if call.longest[0] == 1 else "the queries are"
+    return remedy + f'; where {are_first} the first pass causal_alignment="top_left"'
 
 
-def warn_of_ids(name: str, ids: np.ndarray, line: Line | None) -> None:
-    """Warn of the call at this line if every row of known ids [..., L] begins with 0."""
-    if ids.size and (ids[..., 0] == 0).all():
-        warn(
-            f"{name}: every row begins with id 0, which is padding and attends nothing. Where ids "
-            "count from 0 add 1 to them",
-            line,
-        )
+def _leaves_padded_keys(call: CheckedCall) -> bool:
+    """Whether only the queries of self-attention have lengths, and nothing else can hide keys."""
+    a, shape = call.arguments, call.shape
+    if "query_seq_lengths" not in call.arrays or "key_value_seq_lengths" in call.arrays:
+        return False
+    if shape.seq_len_q != shape.seq_len_kv or shape.seq_len_q == 1:
+        return False
+    if "query_segment_ids" in call.arrays or a.score_mod is not None or a.mask_mod is not None:
+        return False
+    if any(_differs_by_row(call, name) for name in ("mask", "bias")):
+        return False
+    if call.is_of_the_past and a.causal_alignment != "bottom_right":
+        return False  # real queries come before the padding, and see no key after themselves
+    lengths = known_values(a.query_seq_lengths)
+    return lengths is None or bool((lengths != shape.seq_len_q).any())
 
 
-def warn(message: str, line: Line | None = None) -> None:
-    warn_once(message, AttentionConventionWarning, line)
+def _differs_by_row(call: CheckedCall, name: str) -> bool:
+    """Whether a mask or bias can hide different keys in each batch row."""
+    if name not in call.arrays:
+        return False
+    of_batch = call.arrays[name].shape[:-3]
+    return not call.shape.leading or any(x != 1 for x in of_batch)
+
+
+_RULES = (
+    *AXES_RULES,
+    Rule[CheckedCall](
+        "call/one_causal_query",
+        lambda c: _is_of_one_query(c) and c.arguments.is_causal,
+        "is_causal=True with one query and several keys: top-left causality lets it attend key 0 "
+        "alone",
+        _at_the_end,
+    ),
+    Rule[CheckedCall](
+        "call/one_query_at_a_distance",
+        lambda c: _is_of_one_query(c) and not c.arguments.is_causal and bool(_distances(c)),
+        "{names} with one query and several keys: top-left alignment counts distances from key 0",
+        _at_the_end,
+        facts=lambda c: {"names": " and ".join(_distances(c))},
+    ),
+    Rule[CheckedCall](
+        "call/causal_queries_before_more_keys",
+        lambda c: _names_no_corner(c) and c.longest[0] > 1 and c.is_of_the_past,
+        "{name} with {queries} queries and {keys} keys: top-left causality lets query i attend "
+        "keys up to i, so that no query attends the last {rest}",
+        _at_the_end,
+        facts=lambda c: {
+            "name": "is_causal=True" if c.arguments.is_causal else "local_window_size=(…, 0)",
+            "queries": c.longest[0],
+            "keys": c.longest[1],
+            "rest": c.longest[1] - c.longest[0],
+        },
+    ),
+    Rule[CheckedCall](
+        "call/lengths_of_queries_alone",
+        _leaves_padded_keys,
+        "query_seq_lengths without key_value_seq_lengths, and as many keys as queries: real "
+        "queries attend padded keys too",
+        lambda c: (
+            ". For self-attention pass the same array as key_value_seq_lengths, or only "
+            "query_segment_ids, 0 in padding, which hold for both sides; where all keys are real "
+            f"pass {c.shape.seq_len_kv} for each row as key_value_seq_lengths"
+        ),
+    ),
+    Rule[CheckedCall](
+        "call/soft_cap_before_bias",
+        lambda c: c.arguments.logits_soft_cap is not None and "bias" in c.arrays,
+        "logits_soft_cap with bias: the score is capped, then the bias is added. Code that caps "
+        "score + bias, as tokamax does, computes another function, which has no argument",
+    ),
+)

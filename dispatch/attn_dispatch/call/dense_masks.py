@@ -9,10 +9,10 @@ from contextvars import ContextVar
 import numpy as np
 
 from attn_dispatch.call.arguments import Arguments
-from attn_dispatch.call.conventions import warn
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.shapes import CallShape
 from attn_dispatch.call.values import known_values
+from attn_dispatch.warning import warn_of_convention
 
 _MIN_PAIRS = 2**14
 """A mask with fewer pairs costs next to nothing."""
@@ -53,7 +53,7 @@ def warn_of_dense_mask(arguments: Arguments, shape: CallShape, options: Attentio
         return
     instead = _as_causal(mask, arguments, shape, options) or _as_lengths(mask, arguments, shape)
     if instead:
-        warn(
+        warn_of_convention(
             f"mask: {list(mask.shape)} only expresses {instead}, by which kernels skip hidden "
             "keys without reading a mask"
         )

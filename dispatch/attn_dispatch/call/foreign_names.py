@@ -79,6 +79,8 @@ NAMES = {
     "lengths": "is query_seq_lengths and key_value_seq_lengths",
     "seq_lens": "is query_seq_lengths and key_value_seq_lengths",
     "cache_seqlens": "is key_value_seq_lengths",
+    "context_lens": _LENGTHS,
+    "context_lengths": _LENGTHS,
     "seqused_k": "is key_value_seq_lengths",
     "block_tables": "is page_table of paged_attention",
     "block_table": "is page_table of paged_attention",

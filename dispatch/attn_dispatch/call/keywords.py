@@ -22,7 +22,7 @@ A = TypeVar("A")
 class SharedArguments(TypedDict, Generic[A], total=False):
     """The arguments that layers of frameworks do not pass themselves, without the window."""
 
-    causal_alignment: CausalAlignment
+    causal_alignment: CausalAlignment | None
     query_seq_lengths: A | None
     key_value_seq_lengths: A | None
 
@@ -38,7 +38,7 @@ class SharedArguments(TypedDict, Generic[A], total=False):
     score_mod_args: Sequence[object]
     mask_mod: MaskMod | None
     mask_mod_args: Sequence[object]
-    qkv_layout: QkvLayout
+    qkv_layout: QkvLayout | None
 
 
 class LayerOptions(SharedArguments[ArrayLike], total=False):

@@ -27,7 +27,7 @@ _LEAST_DIMS = 3
 
 
 def rows_first(arguments: Arguments) -> Arguments:
-    """The arguments with query, key and value as [..., length, heads, dim].
+    """The arguments with query, key and value as [..., length, heads, dim], which None stands for.
 
     heads_first_q and heads_first_kv replace `qkv_layout`.
 
@@ -35,6 +35,8 @@ def rows_first(arguments: Arguments) -> Arguments:
       ValueError: there is no such layout.
     """
     layout = arguments.qkv_layout
+    if layout is None:
+        return arguments
     if isinstance(layout, str) and layout not in get_args(QkvLayout) and (hint := _hint(layout)):
         raise ValueError(f"qkv_layout: expected one of {get_args(QkvLayout)}, got {layout!r}{hint}")
     if check_choice("qkv_layout", layout, get_args(QkvLayout)) == "BTNH":

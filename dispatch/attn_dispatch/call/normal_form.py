@@ -12,6 +12,7 @@ import numpy as np
 
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.array_arguments import cu_seqlens, key_data, operand
+from attn_dispatch.call.checked_call import CheckedCall
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
@@ -93,9 +94,7 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         meaning=Meaning(
             scale=check_scale(a.scale, shape.head_dim, given["query"].dtype),
             is_causal=check_bool("is_causal", a.is_causal),
-            causal_alignment=check_choice(
-                "causal_alignment", a.causal_alignment, get_args(CausalAlignment)
-            ),
+            causal_alignment=_check_alignment(a.causal_alignment),
             window=window,
             logits_soft_cap=check_soft_cap(a.logits_soft_cap, given["query"].dtype),
             max_segments=max_segments,
@@ -120,15 +119,8 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         ),
     )
     options, operands = with_window(options, operands)
-    warn_of_conventions(
-        given,
-        shape,
-        longest=max_seq_lens if max_seq_lens and "cu_seqlens_kv" in given else lengths,
-        is_causal=options.meaning.is_causal,
-        has_window=left is not None or right is not None,
-        is_top_left=options.meaning.causal_alignment == "top_left",
-        has_soft_cap=options.meaning.logits_soft_cap is not None,
-    )
+    longest = max_seq_lens if max_seq_lens and "cu_seqlens_kv" in given else lengths
+    warn_of_conventions(CheckedCall(a, given, shape, (left, right), longest))
     warn_of_dense_mask(arguments, shape, options)
     return Call(options, tuple(operands.values()))
 
@@ -211,6 +203,13 @@ def _check_max_segment_len(value: int, max_segments: int | None) -> tuple[int, i
             "None"
         )
     return longest, longest
+
+
+def _check_alignment(alignment: CausalAlignment | None) -> CausalAlignment:
+    """The alignment; None is jax.nn's."""
+    if alignment is None:
+        return "top_left"
+    return check_choice("causal_alignment", alignment, get_args(CausalAlignment))
 
 
 def _static_window(

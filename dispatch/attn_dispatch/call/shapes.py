@@ -95,12 +95,18 @@ def check_paged(
 
 
 def _check_dtypes(arrays: Mapping[str, jax.Array]) -> None:
-    wanted = arrays["query"].dtype
+    """Check that all three have one floating dtype; a message names the one that differs."""
     for name, x in arrays.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+    query, key, value = arrays
+    if arrays[query].dtype != arrays[key].dtype == arrays[value].dtype:
+        wanted, of = arrays[key].dtype, f"{key}'s and {value}'s"
+    else:
+        wanted, of = arrays[query].dtype, f"{query}'s"
+    for name, x in arrays.items():
         if x.dtype != wanted:
-            raise ValueError(f"{name}: expected query's dtype {wanted.name}, got {x.dtype.name}")
+            raise ValueError(f"{name}: expected {of} dtype {wanted.name}, got {x.dtype.name}")
 
 
 def hint_if_swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
@@ -109,6 +115,11 @@ def hint_if_swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
     pairs = list(zip(scores[::-1], full[::-1], strict=False))
     fits = len(scores) <= len(full) and all(x in (1, y) for x, y in pairs)
     return _swapped_hint(shape.heads_first) if fits and sum(x != 1 for x in scores) > 1 else ""
+
+
+def hint_if(is_swapped: bool, shape: CallShape) -> str:
+    """A hint, if an array would fit query and key with heads and length swapped."""
+    return _swapped_hint(shape.heads_first) if is_swapped else ""
 
 
 def _fits_swapped(t: int, s: int, n: int, k: int) -> bool:

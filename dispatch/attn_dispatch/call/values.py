@@ -21,9 +21,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from attn_dispatch import settings
-from attn_dispatch.call.conventions import warn_of_ids
 from attn_dispatch.call.static_arguments import wrong_window
-from attn_dispatch.warning import Line, caller
+from attn_dispatch.warning import Line, caller, warn_of_convention
 
 _LARGEST = np.iinfo(np.int32).max
 
@@ -141,7 +140,7 @@ def _check_ids(
         )
     if (ids > _LARGEST).any():
         raise ValueError(f"{name}: expected ids below 2^31, got {ids.max()}")
-    warn_of_ids(name, ids, line)
+    _warn_if_from_0(name, ids, line)
     largest = limits.max_segments
     if largest is None:
         return  # ids are only compared for equality
@@ -177,6 +176,16 @@ def _check_order(name: str, ids: np.ndarray) -> None:
         raise ValueError(
             f"{name}: expected the places of an id to follow one another with max_segments, got "
             f"{later[comes_back][0]} again after padding{_ANY_ORDER}"
+        )
+
+
+def _warn_if_from_0(name: str, ids: np.ndarray, line: Line | None) -> None:
+    """Warn if every row of the ids [..., L] begins with 0."""
+    if ids.size and (ids[..., 0] == 0).all():
+        warn_of_convention(
+            f"{name}: every row begins with id 0, which is padding and attends nothing. Where ids "
+            "count from 0 add 1 to them",
+            line,
         )
 
 

@@ -44,6 +44,16 @@ class Explanation:
         """The implementation that runs the backward pass; None if none can."""
         return _first_eligible(self.backward)
 
+    @property
+    def _chosen(self) -> str:
+        """What runs each direction; "none" if nothing runs either."""
+        chosen = {"forward": self.chosen_forward}
+        if self.backward:
+            chosen["backward"] = self.chosen_backward
+        if not any(chosen.values()):
+            return "none"
+        return ", ".join(f"{direction}: {name or 'none'}" for direction, name in chosen.items())
+
     def __str__(self) -> str:
         return self.text()
 
@@ -54,12 +64,11 @@ class Explanation:
             return plain_text.wrapped(label, text, width)
 
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
-        backward = f", backward: {self.chosen_backward}" if self.backward else ""
         lines = [
             *wrapped("call      ", str(self.call)),
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
-            f"chosen    forward: {self.chosen_forward}{backward}",
+            f"chosen    {self._chosen}",
         ]
         if self.mask is not None:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))

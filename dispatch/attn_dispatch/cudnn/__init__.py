@@ -184,7 +184,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         try:
             engine, workspace_bytes = plan_store.plan(backend, call.attributes, properties)
         except backend.CudnnError as error:
-            first_reason = first_reason or _planning_reason(str(error), library.version_text)
+            first_reason = first_reason or _planning_reason(str(error), library.version_text, call)
             continue
         is_limited = call.backward and call.deterministic
         if is_limited and workspace_bytes > (limit := _workspace_limit(spec)):
@@ -218,7 +218,11 @@ _WORKSPACE = Rule[_Workspace](
 _KNOWN_BUG = re.compile(r"known bug (\w+) of cuDNN \d+: ")
 
 
-def _planning_reason(error: str, version: str) -> Reason:
+_OF_ITS_CODE = re.compile(r"kcfg\.|is_dropout &&")
+"""What cuDNN's error has where it only quotes a condition of the last engine that it tried."""
+
+
+def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
     """Why cuDNN is not asked for a plan, or its own error, without the nodes that it names.
 
     The rows of known_bad.cc that match are the rule: `cudnn/known_bug/` and their names.
@@ -227,6 +231,11 @@ def _planning_reason(error: str, version: str) -> Reason:
         names = " and ".join(_KNOWN_BUG.findall(error))
         facts = (("version", version),)
         return Reason(f"cudnn/known_bug/{names}", facts, f"{error} (cuDNN {version})")
+    if _OF_ITS_CODE.search(error):
+        has_both = call.needs_dbias and call.dropout_rate
+        what = "dropout with the gradient of bias" if has_both else "this combination of options"
+        text = f"{what}: no engine of cuDNN {version} computes it on this device ({error})"
+        return Reason(f"cudnn/no_engine/{what}", (("version", version),), text)
     return reason_from_sentence("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeGuard, TypeVar, Unpack
+from typing import Any, TypeGuard, TypeVar, Unpack, cast
 
 import equinox as eqx
 import jax
@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.merging import check_no_conflict, is_array, text_of
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.warning import skip_frames_of
 
@@ -43,6 +44,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     """
 
     num_kv_heads: int = eqx.field(static=True)
+    options: tuple[tuple[str, object], ...] = eqx.field(static=True)
+    """What `replace_attention` was given for every call, by name."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """
         super().__init__(num_heads, *args, key=key, **kwargs)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.options = ()
         if self.num_kv_heads == num_heads:
             return
         if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
@@ -110,6 +114,10 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
           ValueError: shapes do not match, or options ask for dropout or further results.
         """
         check_options(options, _OWN_DROPOUT)
+        kept = dict(self.options)
+        check_no_conflict(kept, options, {}, "replace_attention")
+        options = cast("_Options", options | kept)
+        options["qkv_layout"] = "BTNH"
         for name, x in (("query", query), ("key_", key_), ("value", value)):
             if jnp.ndim(x) != 2:
                 raise ValueError(
@@ -154,14 +162,26 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         return 0.0 if is_off else float(self.dropout.p)
 
 
-def replace_attention(model: Model) -> Model:
+def replace_attention(model: Model, **options: Unpack[_Options]) -> Model:
     """The model with this module's layer in place of every `equinox.nn.MultiheadAttention`.
+
+        model = replace_attention(model, is_causal=True)
 
     Parameters keep their values and places. Subclasses of Equinox's layer are not replaced.
 
+    Args:
+      model: any pytree.
+      options: arguments of `attn_dispatch.dot_product_attention` for every call of the layers, but
+        no arrays, which would become parameters. A call that passes something else for one of them
+        is a ValueError.
+
     Raises:
-      ValueError: there is no such layer.
+      ValueError: there is no such layer, an option is an array, or as for the layer's options.
     """
+    check_options(options, _OWN_DROPOUT)
+    for name, x in options.items():
+        if is_array(x):
+            raise ValueError(f"{name}: expected no array, got {text_of(x)}; pass it in each call")
     found: list[eqx.nn.MultiheadAttention] = []
 
     def is_theirs(x: object) -> TypeGuard[eqx.nn.MultiheadAttention]:
@@ -171,7 +191,7 @@ def replace_attention(model: Model) -> Model:
         if not is_theirs(x):
             return x
         found.append(x)
-        return _like(x)
+        return _like(x, tuple(options.items()))
 
     model = jax.tree.map(replaced, model, is_leaf=is_theirs)
     if not found:
@@ -179,11 +199,14 @@ def replace_attention(model: Model) -> Model:
     return model
 
 
-def _like(layer: eqx.nn.MultiheadAttention) -> MultiheadAttention:
+def _like(
+    layer: eqx.nn.MultiheadAttention, options: tuple[tuple[str, object], ...]
+) -> MultiheadAttention:
     ours = object.__new__(MultiheadAttention)
     for field in fields(layer):
         object.__setattr__(ours, field.name, getattr(layer, field.name))
     object.__setattr__(ours, "num_kv_heads", layer.num_heads)
+    object.__setattr__(ours, "options", options)
     return ours
 
 

@@ -55,6 +55,7 @@ class MultiHeadAttention(hk.MultiHeadAttention):
           ValueError: shapes do not match, or options ask for further results.
         """
         check_options(options)
+        options["qkv_layout"] = "BTNH"
         if mask is not None and jnp.ndim(mask) != jnp.ndim(query) + 1:
             raise ValueError(
                 f"mask: expected {jnp.ndim(query) + 1} dims [..., heads, queries, keys], got "

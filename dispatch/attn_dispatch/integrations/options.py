@@ -38,7 +38,7 @@ def check_layout(options: Mapping[str, object]) -> None:
     Raises:
       ValueError: qkv_layout differs from the framework's.
     """
-    if options.get("qkv_layout", "BTNH") != "BTNH":
+    if options.get("qkv_layout") not in (None, "BTNH"):
         raise ValueError(
             "qkv_layout: expected 'BTNH', the order of axes in which the framework passes its "
             f"heads, got {options['qkv_layout']!r}"

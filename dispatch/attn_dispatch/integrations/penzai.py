@@ -90,6 +90,7 @@ class Attend(pz.nn.Layer):
             mask=self._mask(batch, sizes, key, side_inputs),
             scale=1.0 if self.scale is None else self.scale,
             logits_soft_cap=self.soft_cap,
+            qkv_layout="BTNH",
         )
         names = (*batch, self.seq, *self.heads, *self.groups, self.value_dim)
         shape = [sizes[x] for x in names[:-1]]

@@ -67,9 +67,13 @@ def write(
       kv_layout: "HND" for pages [P, K, page, H] or a pool [P, 2, K, page, H].
 
     Raises:
-      ValueError: shapes do not match, or known numbers of tokens exceed those in `new`. Traced
-        numbers are not checked; rows that do not exist are not written.
+      ValueError: arguments are in another order, shapes do not match, or known numbers of tokens
+        exceed those in `new`. Traced numbers are not checked; rows that do not exist are not
+        written.
     """
+    if isinstance(pages, PageTables) or not isinstance(tables, PageTables):
+        kinds = ", ".join(type(x).__name__ for x in (pages, new, tables))
+        raise ValueError(f"write: expected pages, new and PageTables in this order, got {kinds}")
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
     axis = _KEYS_AXIS[check_choice("kv_layout", kv_layout, get_args(KvLayout))]
     is_pool = pages.ndim == 5 and pages.shape[1] == 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,7 @@ from attn_dispatch.call.normal_form import normalise
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.mods import arrays_of, modified
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.warning import AttentionConventionWarning
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class Panel:
     def _parts(self, arguments: dict[str, Any]) -> dict[str, jax.Array | None]:
         bound = inspect.signature(dot_product_attention).bind(**arguments)
         bound.apply_defaults()
-        call = normalise(Arguments(**bound.arguments), ("xla",))
+        with warnings.catch_warnings():  # a picture shows what the call means
+            warnings.simplefilter("ignore", AttentionConventionWarning)
+            call = normalise(Arguments(**bound.arguments), ("xla",))
         whole = LeadingCall.of(call.operands, call.options)
         operands = whole.fold(dict(zip(call.options.operands, call.operands, strict=True)))
         spec = whole.spec

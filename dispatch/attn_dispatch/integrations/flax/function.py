@@ -1,14 +1,10 @@
-"""Flax: an `attention_fn` for NNX's and Linen's multi-head attention.
-
-    nnx.MultiHeadAttention(..., attention_fn=attention_fn)
-    nn.MultiHeadDotProductAttention(..., attention_fn=attention_fn)
-
-Pass further options with `functools.partial(attention_fn, local_window_size=(4095, 0))`.
-"""
+"""`attention_fn`: the function that Flax's layers call, by attn_dispatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
 import flax
@@ -23,13 +19,13 @@ from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.call.static_arguments import window_sides
 from attn_dispatch.integrations.masks import as_bool
-from attn_dispatch.integrations.options import check_options
-from attn_dispatch.integrations.warn import warn_of_difference
+from attn_dispatch.integrations.merging import overridden, partials_of, text_of
+from attn_dispatch.integrations.options import check_options as check_layer_options
 from attn_dispatch.mods.combining import WithQueryOffset
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import trace
-from attn_dispatch.warning import skip_frames_of
+from attn_dispatch.warning import skip_frames_of, warn_of_convention
 
 if TYPE_CHECKING:
     from flax.typing import PrecisionLike, PromoteDtypeFn
@@ -42,8 +38,19 @@ _DEFAULT = (None, "default", jax.lax.Precision.DEFAULT)
 _Einsum = Callable[..., jax.Array]
 
 
-class _Options(LayerOptions, total=False):
+class Options(LayerOptions, total=False):
+    """The options of attn_dispatch that `attention_fn` passes on."""
+
     scale: ArrayLike | None
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Check the options of attn_dispatch that a layer is given.
+
+    Raises:
+      ValueError: an option is Flax's, asks for another order of axes or for further results.
+    """
+    check_layer_options(options, {"dropout_key": "dropout_rng, Flax's name for it,"})
 
 
 def attention_fn(
@@ -66,7 +73,7 @@ def attention_fn(
     einsum_dot_general: _Einsum | None = None,
     qk_attn_weights_einsum: _Einsum | None = None,
     attn_weights_value_einsum: _Einsum | None = None,
-    **options: Unpack[_Options],
+    **options: Unpack[Options],
 ) -> jax.Array:
     """`flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention`, by attn_dispatch.
 
@@ -94,7 +101,7 @@ def attention_fn(
       precision: not followed; see above.
       module: the module that keeps the weights.
       promote_dtype: as in Flax's NNX.
-      is_causal: top-left. Linen has no such argument; give it by `functools.partial`.
+      is_causal: top-left. Linen has no such argument; give it by `attention`.
       force_fp32_for_softmax: whether the output is float32; the softmax always is.
       einsum_dot_general: as in Flax's Linen, whose own attention then computes the call.
       qk_attn_weights_einsum: the same.
@@ -109,14 +116,15 @@ def attention_fn(
         the call, or ask for further results; or a decoding step has a window or ALiBi, but not the
         query's position.
     """
-    check_options(options, {"dropout_key": "dropout_rng, Flax's name for it,"})
+    _warn_if_overridden(inspect.currentframe(), locals())
+    check_options(options)
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     has_einsums = any(x is not None for x in einsums)
     if module is not None or has_einsums:
         cause = "another einsum" if has_einsums else "sow_weights"
         if options:
             raise ValueError(f"{cause}: expected no options of attn_dispatch, got {list(options)}")
-        warn_of_difference(
+        warn_of_convention(
             f"{cause}: Flax's own attention computes this call, because kernels return no weights"
             + (", nor take an einsum" if has_einsums else "")
         )
@@ -143,15 +151,16 @@ def attention_fn(
         _check_one_query(options, query.dtype, has_mask=mask is not None)
     is_dropped = not deterministic and dropout_rate > 0
     if is_dropped and broadcast_dropout:
-        warn_of_difference(
+        warn_of_convention(
             "broadcast_dropout: each pair of query and key is dropped independently here, in every "
             "batch row and head, as with broadcast_dropout=False"
         )
     if _is_not_default(precision) and jnp.finfo(query.dtype).bits > 16:
-        warn_of_difference(
+        warn_of_convention(
             f"precision: no counterpart for {precision}; jax.default_matmul_precision around the "
             "program is honoured"
         )
+    options["qkv_layout"] = "BTNH"
     out = dot_product_attention(
         query,
         key,
@@ -167,7 +176,20 @@ def attention_fn(
     return out.astype(jnp.float32) if widens else out
 
 
-def _check_one_query(options: _Options, dtype: np.dtype, *, has_mask: bool) -> None:
+def _warn_if_overridden(frame: FrameType | None, received: Mapping[str, object]) -> None:
+    """Warn if a layer passes other arguments than the partial of `attention_fn` that it calls."""
+    caller = None if frame is None else frame.f_back
+    lost = overridden(partials_of(attention_fn, caller), received)
+    if lost:
+        names = ", ".join(f"{name}={text_of(value)}" for name, value in lost.items())
+        passed = ", ".join(f"{name}={text_of(received[name])}" for name in lost)
+        warn_of_convention(
+            f"partial(attention_fn, {names}): the layer passes {passed}, which overrides it. Use "
+            f"attention({names}), which keeps it, or pass it to the layer"
+        )
+
+
+def _check_one_query(options: Options, dtype: np.dtype, *, has_mask: bool) -> None:
     """Check that options do not depend on the unknown position of one query among many keys.
 
     Flax passes its cache at full length, with a mask of the keys that are in it.
@@ -191,13 +213,13 @@ def _check_one_query(options: _Options, dtype: np.dtype, *, has_mask: bool) -> N
     )
     for name, mod, read in mods:
         if mod is not None and _reads_place(name, mod, read, dtype):
-            warn_of_difference(
+            warn_of_convention(
                 f"{name}: the one query of a decoding step has t = 0, because Flax does not pass "
                 "its position in the cache; attn_dispatch.mods.with_query_offset sets it"
             )
 
 
-def _is_placed(options: _Options, has_mask: bool) -> bool:
+def _is_placed(options: Options, has_mask: bool) -> bool:
     alignment = options.get("causal_alignment")
     ends = ("key_value_seq_lengths", "query_segment_ids", "key_value_segment_ids")
     has_end = not has_mask or any(options.get(name) is not None for name in ends)

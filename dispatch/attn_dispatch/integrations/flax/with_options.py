@@ -1,0 +1,51 @@
+"""`attention`: an `attention_fn` with options that no layer overrides."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from jax.typing import ArrayLike, DTypeLike
+
+from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.foreign_names import check_names
+from attn_dispatch.integrations.flax.function import Options, attention_fn, check_options
+from attn_dispatch.integrations.merging import Attention, with_options
+
+_FLAX = ("broadcast_dropout", "dtype")
+
+
+class FlaxOptions(Options, total=False):
+    """What a user may set for all calls of a layer."""
+
+    bias: ArrayLike | None
+    mask: ArrayLike | None
+    is_causal: bool
+    broadcast_dropout: bool
+    dtype: DTypeLike | None
+
+
+def attention(**options: Unpack[FlaxOptions]) -> Attention:
+    """An `attention_fn` with options that no layer overrides.
+
+        nnx.MultiHeadAttention(..., attention_fn=attention(is_causal=True))
+
+    A layer passes some arguments in every call, with Flax's defaults where nobody set them: NNX's
+    passes is_causal=False. An argument that it passes with the default is left to the options.
+
+    Args:
+      options: arguments of `attn_dispatch.dot_product_attention`, or Flax's broadcast_dropout and
+        dtype. Dropout itself is the layer's.
+
+    Returns:
+      A function for `attention_fn=`. It raises a ValueError where the layer passes something else
+      than an option and its default, for example a mask where the options have one.
+
+    Raises:
+      TypeError: there is no such argument.
+      ValueError: options ask for dropout, for further results, or for another order of axes.
+    """
+    check_names(dot_product_attention, {x: y for x, y in options.items() if x not in _FLAX})
+    if "dropout_rate" in options:
+        raise ValueError("dropout_rate: expected it in the layer, got it in attention(…)")
+    check_options(options)
+    return with_options(attention_fn, options, "attention")
