@@ -22,7 +22,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
-from attn_dispatch.devices.target import devices_to_ask
+from attn_dispatch.devices.target import device_for, targets_to_check
 from attn_dispatch.typed_jax import bind_one, jvp, vjp
 
 FORWARD_MODE = "forward-mode derivative"
@@ -135,7 +135,8 @@ def _make_gate() -> Primitive:
     def lower(
         ctx: Context, x: object, *, spec: AttentionSpec, platform: str | None = None
     ) -> MlirValues:
-        for device in devices_to_ask(platform or jax_compat.platforms_of(ctx)[0]):
+        name = platform or jax_compat.platforms_of(ctx)[0]
+        for device in (*targets_to_check(name), device_for(name)):
             select.allow_formula(spec, device)
         return [x]
 

@@ -37,7 +37,7 @@ from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import device_for, devices_to_ask
+from attn_dispatch.devices.target import device_for, targets_to_check
 from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.typed_jax import bind
 
@@ -101,8 +101,8 @@ def _compute(
 ) -> tuple[jax.Array, ...]:
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
-    *targets, device = devices_to_ask(platform)
-    for target in targets:
+    device = device_for(platform)
+    for target in targets_to_check(platform):
         _chosen(spec, target)
     if spec.wanted.differentiated:
         background_planning.plan_backward(spec, device)
@@ -181,7 +181,7 @@ def _lower_partitioned(
     # Types say how a call is split, unless there are both Auto and Explicit axes. Then the
     # partitioner decides for all of them.
     types_say = AxisType.Explicit in kinds and AxisType.Auto not in kinds
-    if (drawn := sketch.current()) is not None:
+    if (drawn := sketch.current.get()) is not None:
         has_rule = not types_say and AxisType.Manual not in kinds
         return drawn.open_call(ctx, operands, options, sharding_rule if has_rule else None)
     if types_say:

@@ -30,7 +30,8 @@ _PASSES = "builtin.module(sdy-propagation-pipeline)"
 Rule = tuple[str, dict[str, object]]
 """A sharding rule, and its further arguments."""
 
-_current: ContextVar[Sketch | None] = ContextVar("sketch", default=None)
+current: ContextVar[Sketch | None] = ContextVar("sketch", default=None)
+"""The sketch that is lowered, if one is."""
 
 
 class Sketch:
@@ -104,11 +105,6 @@ class Sketch:
                 self._found.setdefault(call, {}).setdefault(shards, known)
 
 
-def current() -> Sketch | None:
-    """The sketch that is being lowered, if one is."""
-    return _current.get()
-
-
 def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
     """How Auto axes split the calls of a program that is traced.
 
@@ -130,11 +126,11 @@ def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
 
 @contextmanager
 def _lowering(sketch: Sketch) -> Generator[None]:
-    token = _current.set(sketch)
+    token = current.set(sketch)
     try:
         yield
     finally:
-        _current.reset(token)
+        current.reset(token)
 
 
 def _operations(operation: Any) -> Iterator[Any]:

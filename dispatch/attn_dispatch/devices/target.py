@@ -58,17 +58,17 @@ def device_for(platform: str) -> Device:
     return CPU if platform == "cpu" else Device("other", platform, platform.upper())
 
 
-def devices_to_ask(platform: str) -> list[Device]:
-    """The devices that must be able to run the calls of a program lowered for this platform.
+def targets_to_check(platform: str) -> list[Device]:
+    """The targets that must be able to run the calls of a program lowered for another platform.
 
-    The last is the device that the calls are planned for. Under `fallback("error")`, a program that
-    is lowered for a platform without a target is checked for the targets in force too: so a test on
-    a CPU fails if a call would fall back on the target.
+    Under `fallback("error")`, a program that is lowered for a platform without a target is checked
+    for the targets in force too: so a test on a CPU fails if a call would fall back on the target.
     """
     current = settings.current()
+    if current.fallback != "error" or not current.targets:
+        return []
     named = _by_platform(current.targets)
-    is_check = current.fallback == "error" and platform not in named
-    return [*(named.values() if is_check else ()), device_for(platform)]
+    return [] if platform in named else list(named.values())
 
 
 def default_device() -> Device:
