@@ -101,7 +101,8 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-
 	  $(BIN)/python -m pytest -n auto tests/xla/test_draws.py tests/xla/test_conformance.py \
 	  tests/flash/test_flash.py
 	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest \
-	  tests/cudnn/test_planning.py tests/cudnn/test_engines.py
+	  tests/cudnn/test_planning.py tests/cudnn/test_engines.py \
+	  tests/core/rewrites/test_whole_pages.py
 	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
 	  $(BIN)/python -m pytest -n auto tests/core/test_lowered_digests.py tests/docs/test_models.py
 	$(VENDORS) ATTN_DISPATCH_TEST_FUZZ=20000 $(BIN)/python -m pytest -n auto tests/fuzz

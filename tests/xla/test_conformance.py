@@ -22,7 +22,6 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME, CASES
 from attn_dispatch_tools.verify.reference import allowed
 from attn_dispatch_tools.verify.suite import Conformance
-from tests.support.present import present
 
 EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
 """Otherwise each feature runs at a quarter of its smallest size, because XLA has no tiles."""
@@ -41,13 +40,13 @@ def feature_of(case: Case) -> str:
 
     For a cache only two facts matter: with or without pages, one query or more. Arrays with heads
     first are transposed before anything else, independently of the options, so that one case of
-    each kind of option suffices.
+    each kind of option suffices. Head dims and tiles matter to kernels alone.
     """
     name = case.name
     if name.startswith("layouts/"):
-        found = present(re.fullmatch(r"layouts/([^_]+)_.*?_((?:q_)?kv|q)", name))
-        kind, arrays = found.groups()
-        return f"layouts/{kind} {arrays}"
+        return re.sub(r"_.*", "", name)
+    if name.startswith("shapes/"):
+        return re.sub(r"b?float16_|half_tile_|_?d\d+", "", name)
     if name.startswith("cache/"):
         name = re.sub(r"(?<=[/_])t(?!1(?!\d))\d+", "tmore", name)
         name = re.sub(r"(?<=[/_])page(?!0)\d+", "pages", name)
