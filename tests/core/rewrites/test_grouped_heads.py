@@ -59,18 +59,21 @@ def differs(case: Case) -> bool:
     return differ(found, expected)
 
 
-@pytest.mark.parametrize("page", [0, 16, 24, 64])
+OPTIONS: tuple[tuple[tuple[int, int], int, dict[str, Any]], ...] = (
+    ((8, 1), 5, {}),
+    ((8, 2), 16, {}),
+    ((16, 2), 5, {"q_lengths": (5, 0, 2, 1), "soft_cap": 20.0}),
+    ((6, 2), 16, {"is_causal": False}),
+    ((8, 1), 7, {"window": (600, 0)}),
+    ((4, 4), 40, {"soft_cap": 20.0, "s": 2048}),
+    ((8, 2), 33, {"q_lengths": (33, 0, 2, 1)}),
+)
+
+
 @pytest.mark.parametrize(
-    ("heads", "t", "options"),
-    [
-        ((8, 1), 5, {}),
-        ((8, 2), 16, {}),
-        ((16, 2), 5, {"q_lengths": (5, 0, 2, 1), "soft_cap": 20.0}),
-        ((6, 2), 16, {"is_causal": False}),
-        ((8, 1), 7, {"window": (600, 0)}),
-        ((4, 4), 40, {"soft_cap": 20.0, "s": 2048}),
-        ((8, 2), 33, {"q_lengths": (33, 0, 2, 1)}),
-    ],
+    ("page", "heads", "t", "options"),
+    # Each option with every other size of pages, so that both sizes of a pair occur often.
+    [(page, *x) for i, x in enumerate(OPTIONS) for page in ((0, 24), (16, 64))[i % 2]],
     ids=str,
 )
 def test_heads_as_queries_leave_results_unchanged(page, heads, t, options):

@@ -37,7 +37,7 @@ from tests.support.kernel_stand_ins import by_xla, kernel_reasons, specs_of
 from tests.support.small_cases import with_max_segments
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
-DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 12
+DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 9
 DRAWS_BY_XLA = DRAWS // 3
 
 NamedArrays = dict[str, Any]
