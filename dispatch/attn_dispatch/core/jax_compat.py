@@ -97,14 +97,15 @@ except ImportError:  # only explanations of programs that call it need it
     _cudnn_of_jax = None
 
 try:
-    from jax._src import custom_partitioning_sharding_rule as _rules
     from jaxlib.mlir import ir, passmanager
     from jaxlib.mlir.dialects import sdy, stablehlo
+except ImportError as error:
+    raise UnsupportedJax("jaxlib.mlir") from error
 
-    _rule_of_text = cast("Callable[..., object]", _rules.str_to_sdy_sharding_rule)
-    _rule_to_mlir = cast("Callable[..., object]", _rules.sdy_sharding_rule_to_mlir)
-except (ImportError, AttributeError) as error:
-    raise UnsupportedJax("jaxlib.mlir and custom_partitioning_sharding_rule in jax._src") from error
+try:
+    from jax._src import custom_partitioning_sharding_rule as _rules
+except ImportError:  # only explanations of programs on a mesh need it
+    _rules = None
 
 Context = mlir.LoweringRuleContext
 """The context that a lowering rule gets beside the operands."""
@@ -303,7 +304,11 @@ def sharding_rule(
     text: str, arguments: Mapping[str, object], operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:
     """MLIR's form of a sharding rule, for operands and results of these types."""
-    return _rule_to_mlir(_rule_of_text(text, **arguments), list(operands), list(results))
+    if _rules is None:
+        raise UnsupportedJax("custom_partitioning_sharding_rule in jax._src")
+    parse = cast("Callable[..., object]", _rules.str_to_sdy_sharding_rule)
+    to_mlir = cast("Callable[..., object]", _rules.sdy_sharding_rule_to_mlir)
+    return to_mlir(parse(text, **arguments), list(operands), list(results))
 
 
 def lower_typed_as(

@@ -23,7 +23,7 @@ class Runs:
     times: int | None = 1
     """None if that is known only when the program runs, as in a `while`."""
     is_conditional: bool = False
-    """Whether it is in a branch of a `cond`, and so may run less often."""
+    """True in a branch of a `cond`, which may run less often."""
     again: int = 0
     """How many of these times recompute a forward pass under `jax.checkpoint`."""
 
