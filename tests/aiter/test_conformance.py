@@ -24,6 +24,7 @@ from attn_dispatch_tools.verify.suite import Conformance
 from tests.support import aiter_emulated
 from tests.support.aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
 from tests.support.aiter_check import Check, differences_from_judge, sixteen_bit_atomics
+from tests.support.extent import EVERY_SIZE
 
 MAX_SCORES = 40_000
 """The limit for a common case: the emulator computes scores one by one."""
@@ -34,9 +35,6 @@ SMALL_CASES = tuple(
     # In an eager call the operation that gathers pages is not lowered for the emulator.
     if not (case.page and case.transform == "eager")
 )
-
-EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
-"""Otherwise every other common case runs."""
 
 
 @pytest.fixture(autouse=True)

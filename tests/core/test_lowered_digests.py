@@ -7,7 +7,6 @@ The files of tests/results are for the oldest and the newest version.
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import jax
@@ -16,11 +15,11 @@ import pytest
 from attn_dispatch_tools.verify.cases import CASES
 from tests.scripts.sameness import TARGETS, digest, digests_file, lowered_case
 from tests.support.backend import needs_cudnn
+from tests.support.extent import EVERY_SIZE
 
 OLDEST = "0.10.2"
-EVERY_CASE = "ATTN_DISPATCH_TEST_EVERY_SIZE" in os.environ
 # One in sixty takes 20 seconds; every case takes a quarter of an hour.
-SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY_CASE else 60]
+SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY_SIZE else 60]
 
 
 @pytest.fixture(scope="module")

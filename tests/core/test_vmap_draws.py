@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,10 +13,11 @@ import pytest
 
 from attn_dispatch import dot_product_attention
 from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
+from tests.support.extent import number_of_draws
 
 T, S, N, K, H = 4, 5, 4, 2, 4
 FLOATS = ("query", "key", "value", "bias", "sinks", "alibi_slopes")
-DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 16
+DRAWS = number_of_draws(16, most=300)
 
 jit = partial(jax.jit, compiler_options=COMPILE_QUICKLY)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from attn_dispatch.cudnn import engines
 from attn_dispatch.devices.target import parse
 from attn_dispatch.inspection import spec_of
 from tests.support.backend import needs_cudnn
+from tests.support.extent import EVERY_PLAN
 from tests.support.option_parts import spec_with
 
 ENGINES = json.dumps(
@@ -48,10 +48,6 @@ FORWARD, BACKWARD = spec_of(query=Q, key=Q, value=Q, is_causal=True).in_training
 
 def with_engine(spec, engine):
     return replace(spec, options=replace(spec.options, engine=engine))
-
-
-EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
-"""Otherwise every fourth engine is planned."""
 
 
 @needs_cudnn

@@ -15,15 +15,13 @@ import pytest
 from tests.scripts.plan_matrix import INSTALLED, Cell, Matrix, Planning
 from tests.scripts.support_table import DOCUMENT, REFUSALS, document, refusals
 from tests.support.backend import needs_cudnn
+from tests.support.extent import EVERY_PLAN
 from tests.support.plan_cases import ARCHS, CASES, CELLS, PARTS
 
 pytestmark = needs_cudnn
 
 OTHERS = [path for path in os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "").split(os.pathsep) if path]
 LIBRARIES = [INSTALLED, *OTHERS]
-
-EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
-"""Otherwise each version plans one in 48 of all cells, a different one for each version."""
 
 Matrices = Callable[[str], Matrix]
 

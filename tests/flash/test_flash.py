@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 
@@ -32,6 +31,7 @@ from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support import flash_in_numpy
 from tests.support.backend import needs_cudnn
 from tests.support.comparing import check, poisoned, to_jax
+from tests.support.extent import number_of_draws
 from tests.support.flash_cases import NAMED
 from tests.support.lowered import calls_in, lowered_for_cuda
 from tests.support.small_cases import SMALL
@@ -54,7 +54,7 @@ def is_supported_by_flash_2(case: Case) -> bool:
     return all(x.rule == "dtype" for x in reasons)
 
 
-COUNT = min(int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "60")), 600)
+COUNT = number_of_draws(60, most=600)
 DRAWN = [replace(x, dtype="float32") for x in draws.examples(COUNT, 20261202) if x.t * x.s < 2**15]
 SUPPORTED = [*NAMED, *filter(is_supported, SMALL), *filter(is_supported, DRAWN)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,9 +21,7 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME, CASES
 from attn_dispatch_tools.verify.reference import allowed
 from attn_dispatch_tools.verify.suite import Conformance
-
-EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
-"""Otherwise each feature runs at a quarter of its smallest size, because XLA has no tiles."""
+from tests.support.extent import EVERY_SIZE
 
 
 def smallest(cases: Sequence[Case]) -> list[Case]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zlib
@@ -16,6 +15,7 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import CASES
 from attn_dispatch_tools.verify.seeded_random import SeededRandom
 from attn_dispatch_tools.verify.suite import Conformance
+from tests.support.extent import number_of_draws
 from tests.support.repository import environment
 
 
@@ -25,7 +25,7 @@ class OnXla(Conformance):
 
 SEED = 20261122
 PARTS = 10  # so that several processes share them
-COUNT = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "150"))
+COUNT = number_of_draws(150)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -17,6 +17,7 @@ from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
+from tests.support.extent import EVERY_SIZE
 from tests.support.kernel_stand_ins import by_xla, kernel
 from tests.support.rewritten_calls import differ
 
@@ -72,8 +73,12 @@ OPTIONS: tuple[tuple[tuple[int, int], int, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(
     ("page", "heads", "t", "options"),
-    # Each option with every other size of pages, so that both sizes of a pair occur often.
-    [(page, *x) for i, x in enumerate(OPTIONS) for page in ((0, 24), (16, 64))[i % 2]],
+    [
+        (page, *x)
+        for i, x in enumerate(OPTIONS)
+        for page in (0, 16, 24, 64)
+        if EVERY_SIZE or page in ((0, 24), (16, 64))[i % 2]
+    ],
     ids=str,
 )
 def test_heads_as_queries_leave_results_unchanged(page, heads, t, options):

@@ -33,11 +33,12 @@ from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
+from tests.support.extent import number_of_draws
 from tests.support.kernel_stand_ins import by_xla, kernel_reasons, specs_of
 from tests.support.small_cases import with_max_segments
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
-DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 9
+DRAWS = number_of_draws(9)
 DRAWS_BY_XLA = DRAWS // 3
 
 NamedArrays = dict[str, Any]

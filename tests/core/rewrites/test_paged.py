@@ -27,6 +27,7 @@ from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from tests.support.backend import needs_cudnn
+from tests.support.extent import EVERY_SIZE
 from tests.support.kernel_stand_ins import by_xla, kernel
 from tests.support.paged_calls import (
     LENGTHS,
@@ -133,7 +134,7 @@ def test_rewrites_leave_results_unchanged(rewrite):
     shapes, for which everything is compiled again.
     """
     found = 0
-    for number, case in enumerate(sample_of_cases(rewrite, 7)):
+    for number, case in enumerate(sample_of_cases(rewrite, 1000 if EVERY_SIZE else 7)):
         is_heads_first = number % 3 == 1 and case.page.bit_count() < 2  # other pages are not cut
         case = replace(
             case,

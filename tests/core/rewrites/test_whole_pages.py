@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +29,7 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case
 from tests.support.backend import needs_cudnn
+from tests.support.extent import EVERY_PLAN
 from tests.support.kernel_stand_ins import by_xla, kernel
 from tests.support.present import present
 from tests.support.rewritten_calls import rewrite_results
@@ -159,9 +159,6 @@ USED: tuple[tuple[int, int, dict[str, Any], tuple[str, ...]], ...] = (
     (256, 3, {}, (PAGES_GATHERED.name,)),
 )
 """Queries, keys of a page (0 without pages), options, and the rewrites by which cuDNN runs it."""
-
-EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
-"""Otherwise sm80 plans every other call, and sm100 the ones between."""
 
 
 @needs_cudnn

@@ -1,0 +1,21 @@
+"""How much the tests try: a sample in `make test`, everything in `make soak`."""
+
+from __future__ import annotations
+
+import os
+
+EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
+"""Whether cuDNN plans every call."""
+EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
+"""Whether every case runs, at every size."""
+
+
+def number_of_draws(usual: int, most: int | None = None) -> int:
+    """The number of calls to draw: `usual`, unless the environment asks for another.
+
+    Args:
+      usual: the number in `make test`.
+      most: the largest number that takes no more than minutes; None if any does.
+    """
+    asked = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or usual
+    return asked if most is None else min(asked, most)
