@@ -144,7 +144,9 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
         ("Flax NNX", "flax's MultiHeadAttention.__call__", "jax.nn"),
         ("Flax Linen", "flax's MultiHeadDotProductAttention.__call__", "attention by matrix"),
         ("Equinox", "equinox's MultiheadAttention.__call__", "attention by matrix products"),
+        ("Haiku", "haiku's MultiHeadAttention.__call__", "attention by matrix products"),
         ("Keras 3", "keras's MultiHeadAttention._compute_attention", "jax.nn"),
+        ("Penzai", "penzai's NamedEinsum.__call__", "attention by matrix products"),
     ],
 )
 def test_the_own_attention_of_a_framework_is_found_out(name: str, through: str, what: str):
