@@ -69,14 +69,14 @@ train: $(VENV)/train-packages
 finetune: $(VENV)/demo-packages $(VENV)/train-packages
 	$(BIN)/python -m examples.finetune $(FINETUNE)
 
-# Tests and scripts find an older cuDNN and the sources of AITER by these variables.
+# Tests and scripts find an older cuDNN, the sources of AITER and JAX's CUDA plugin by these variables.
 VENDORS := ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
-  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter
+  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter ATTN_DISPATCH_TEST_CUDA_PLUGIN=$(CURDIR)/$(VENV)/cuda-plugin
 TESTS_IN_PARALLEL = LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" $(BIN)/python -m pytest -n auto --maxprocesses 4 \
   --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
-    $(VENV)/amd-aiter $(VENV)/jax-source $(VENV)/framework-packages
+    $(VENV)/amd-aiter $(VENV)/jax-source $(VENV)/framework-packages $(VENV)/cuda-plugin
 	$(VENDORS) ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) $(TESTS_IN_PARALLEL)
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
@@ -267,6 +267,12 @@ $(VENV)/cudnn-9.12: | $(BIN)/python
 # with AITER's.
 $(VENV)/amd-aiter: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp amd-aiter==0.1.7.post2.dev18
+	mv $@.tmp $@
+
+# JAX's plugin for CUDA, with which XLA compiles for GPUs that are not present.
+$(VENV)/cuda-plugin: | $(VENV)/jax
+	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
+	  $(PIP) --no-deps --target $@.tmp jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	mv $@.tmp $@
 
 # JAX's tests, which are neither in its wheel nor in its sdist. If git cannot clone them, and

@@ -62,7 +62,7 @@ def explain_program(
         raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
     device = default_device()
     program = traced(function, args, device, mesh)
-    own, others = OwnCalls(_sketch_of(program, device)), OtherCalls()
+    own, others = OwnCalls(lambda: _sketch_of(program, device)), OtherCalls()
 
     def rule(equation: JaxprEqn, facts: Sequence[Fact | None], runs: Runs) -> Sequence[Fact | None]:
         if own.note(equation, runs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, Mesh
@@ -19,14 +19,17 @@ from attn_dispatch.text import in_units
 
 
 def of_one_device(
-    types: Sequence[ShapedArray], options: AttentionOptions, sketch: Sketch | None
+    types: Sequence[ShapedArray],
+    options: AttentionOptions,
+    find_sketch: Callable[[], Sketch | None],
 ) -> tuple[AttentionSpec, str]:
     """The call of one device, and which part of the program's call that is; "" if it is all of it.
 
     Args:
       types: the types of the operands. In a shard_map they have the shapes on one device.
       options: the options of the call.
-      sketch: how Auto axes split the calls of a program for several devices; None for one.
+      find_sketch: returns how Auto axes split the calls of the program, if it is for several
+        devices.
     """
     whole = LeadingCall.of(types, options)
     mesh = types[0].sharding.mesh
@@ -39,6 +42,7 @@ def of_one_device(
     if manual:
         part = f"one device's part, in a shard_map over {manual}"
         return whole.spec, part + (f"; all devices along {auto} compute it" if auto else "")
+    sketch = find_sketch()
     if sketch is None:
         return whole.spec, ""
     ways = sketch.find(whole)
