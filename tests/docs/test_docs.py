@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import attn_dispatch
+from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch_tools import cli
 from tests.support.repository import ROOT
 from tests.wrong_implementations import WRONG
@@ -26,6 +27,9 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 NAMES = [str(x.relative_to(ROOT)) for x in PAGES]
 # The snippets of this page need frameworks: tests/integrations runs them.
 FRAMEWORKS_PAGE = "docs/integrations.md"
+
+# The comments of its print calls are what they print where cuDNN plans.
+KERNELS_PAGE = "docs/caches.md"
 
 # A snippet with one of these in the line before its fence is not run here.
 NEEDS = {
@@ -46,11 +50,14 @@ def test_the_snippets_of_a_page_run_in_order(name: str, monkeypatch):
     """The snippets of one page share their names."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     names: dict[str, object] = {"__name__": "snippet"}
-    for before, code in fences(ROOT / name, "python"):
-        if before in NEEDS:
-            continue
-        with contextlib.redirect_stdout(io.StringIO()):
+    codes = [code for before, code in fences(ROOT / name, "python") if before not in NEEDS]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for code in codes:
             exec(compile(code, f"{name}: {code[:40]!r}", "exec"), names)
+    if name == KERNELS_PAGE and cudnn_library.find().is_usable:
+        expected = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(codes), re.M)
+        assert len(expected) > 10
+        assert printed.getvalue().splitlines() == expected
 
 
 def test_at_most_two_snippets_are_marked_as_not_run():
