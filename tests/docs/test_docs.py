@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import html
 import importlib
 import io
 import os
@@ -188,7 +189,7 @@ class _Links(HTMLParser):
 
 
 def test_the_site_builds_without_warnings_or_dead_links(tmp_path: Path):
-    for module in ("material", "mkdocs", "mkdocstrings_handlers"):
+    for module in ("material", "mkdocs", "mkdocstrings_handlers", "ruff"):
         pytest.importorskip(module)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
@@ -216,6 +217,14 @@ def test_the_site_builds_without_warnings_or_dead_links(tmp_path: Path):
             elif anchor and other in pages and anchor not in pages[other].ids | {"__skip"}:
                 dead.append(f"{file.name}: {link}")
     assert not dead
+    # Signatures have a line for each argument.
+    api = html.unescape(re.sub(r"<[^>]+>", "", (tmp_path / "api.html").read_text("utf-8")))
+    assert "dot_product_attention(\n    query: ArrayLike,\n    key: ArrayLike,\n" in api
+    # The search works without a server and without the network.
+    assert (tmp_path / "search/search_index.js").read_text("utf-8").startswith("var __index = {")
+    assert "javascripts/iframe-worker.js" in pages[tmp_path / "index.html"].links
+    for page in pages.values():
+        assert not [x for x in page.links if re.match(r"(https?:)?//.*\.(js|css)$", x)]
 
 
 def test_hooks_rewrite_links_and_refuse_missing_files(monkeypatch):
