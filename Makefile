@@ -251,7 +251,7 @@ $(VENV)/train-packages: examples/train_packed/requirements.txt | $(VENV)/jax
 	touch $@
 
 $(VENV)/docs-packages: pyproject.toml | $(VENV)/jax
-	$(PIP) 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27'
+	$(PIP) 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27' ruff  # ruff breaks the lines of signatures
 	touch $@
 
 $(VENV)/dev-packages: pyproject.toml | $(BIN)/python

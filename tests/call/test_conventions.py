@@ -67,6 +67,17 @@ def test_segment_ids_from_0_warn():
     no_warning(query_segment_ids=np.array([[0, 0, 1, 1], [1, 1, 1, 1]]))
 
 
+def test_padding_on_the_left_of_every_row_does_not_warn():
+    """With an id of max_segments, ids cannot be meant to count from 0."""
+    no_warning(query_segment_ids=np.array([[0, 0, 1, 1], [0, 1, 1, 1]]), max_segments=1)
+
+
+@pytest.mark.parametrize(("ids", "largest"), [([0, 0, 1, 1], 2), ([0, 0, 0, 0], 1)])
+def test_segment_ids_from_0_warn_if_ids_plus_1_would_be_valid(ids: list[int], largest: int):
+    ids = np.array([ids, ids])
+    warning("every row begins with id 0", query_segment_ids=ids, max_segments=largest)
+
+
 @pytest.mark.parametrize("limit", [None, 3])
 def test_segment_ids_with_minus_1_as_padding_raise_or_give_nan(limit: int | None):
     ids = np.array([[1, 1, 2, -1], [1, 2, 3, 3]])
