@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,20 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.shards import Shards, entry, layout, shard_call
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """Which part of a program's call one device computes; `str()` of it is a sentence."""
+
+    text: str
+    split: tuple[tuple[str, int], ...] = ()
+    """The mesh axes that split the call, each with its number of devices."""
+    received_bytes: int = 0
+    """The bytes of operands that the device gets from others before it computes its part."""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) -> int:
