@@ -122,6 +122,37 @@ def test_call_that_cannot_be_split_warns_once(calls_report):
     for kind in ("Explicit", "Auto"):
         (message,) = calls_report["unsplit"][kind]
         assert "'x' (8 devices)" in message and "4 heads" in message and "batch of 2" in message
+        # Of 8,192 bytes of query, key and value each, a device has an eighth.
+        assert "gathers 21.5 kB of query, key and value" in message
+
+
+@pytest.mark.parametrize("kind", ["Explicit", "Auto"])
+@pytest.mark.parametrize(
+    ("name", "what", "remedy"),
+    [
+        # Of 8,192 bytes of each array, in two batch rows, a device has a quarter.
+        ("keys", "key and value are sharded along their length by 'y' (4 devices), and each "
+         "device gathers 12.3 kB of them", "along kv heads, or let each device attend to its own"),
+        # The axis splits 8 query heads; of the 2 kv heads every device needs one.
+        ("few kv heads", "key and value are sharded along their length by 'y' (4 devices), and "
+         "each device gathers 6.14 kB of them", "remedy: along an axis of at most 2 devices"),
+        ("pages", "key_pages and value_pages are sharded along the number of pages by 'y' "
+         "(4 devices), and each device gathers 6.14 kB of them", "its own pool in a shard_map"),
+    ],
+)  # fmt: skip
+def test_gathered_keys_warn_once_with_their_bytes(
+    calls_report, kind: str, name: str, what: str, remedy: str
+):
+    """Once for a call and its gradients, at the line that makes it."""
+    (message,) = calls_report["gathers"][f"{kind} {name}"]
+    assert what in message and remedy in message
+    assert message.startswith(str(ROOT / "tests/core/mesh_calls.py"))
+
+
+def test_keys_that_are_only_exchanged_do_not_warn(calls_report):
+    quiet = ("heads", "exchanged", "heads of pages")
+    found = [calls_report["gathers"][f"{x} {y}"] for x in ("Explicit", "Auto") for y in quiet]
+    assert found == [[]] * 6
 
 
 @pytest.mark.parametrize("kind", ("Explicit", "Auto"))

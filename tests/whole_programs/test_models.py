@@ -99,7 +99,7 @@ def test_a_model_in_a_shard_map(monkeypatch: pytest.MonkeyPatch):
     found = checked(program.step, *program.args)
     assert runs(found) == (2, 2)
     assert found.calls[0].explanation.call.shape("query") == (B, T, N, H)
-    assert found.calls[0].share == "one device's part, in a shard_map over 'data' (4)"
+    assert str(found.calls[0].share) == "one device's part, in a shard_map over 'data' (4)"
 
 
 def test_explicit_axes_split_a_call():
@@ -113,7 +113,7 @@ def test_explicit_axes_split_a_call():
     found = checked(jax.grad(loss), q)
     assert runs(found) == (1, 1)
     assert found.calls[0].explanation.call.shape("query") == (B, T, N, H)
-    assert found.calls[0].share == "one device's part, split along 'data' (4), 'model' (2)"
+    assert str(found.calls[0].share) == "one device's part, split along 'data' (4), 'model' (2)"
 
 
 def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
@@ -126,7 +126,7 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
         return dot_product_attention(q, q, only_elsewhere.bind(q), is_causal=True)
 
     (call,) = explain_program(program, q, target="h100").calls
-    assert call.share == "all of it: how XLA splits it is not known"
+    assert str(call.share) == "all of it: how XLA splits it is not known"
     assert call.explanation.call.shape("query") == q.shape
 
     # Two reshapes leave a part of "data" on each of two dims.
@@ -136,7 +136,7 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
 
     q = struct(4, T, N, H, sharding=NamedSharding(mesh, P("data")))
     (call,) = explain_program(in_parts, q, target="h100").calls
-    assert call.share == "all of it: how XLA splits it is not known"
+    assert str(call.share) == "all of it: how XLA splits it is not known"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from attn_dispatch import text as plain_text
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
+from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.mask_share import MaskShare
 from attn_dispatch.core.verdict import Verdict, verdicts_on
 from attn_dispatch.devices.device import Device
@@ -29,6 +30,8 @@ class Explanation:
     forward: tuple[Verdict, ...]
     """One verdict for each implementation, in order of preference."""
     backward: tuple[Verdict, ...]
+    share: DeviceShare | None = None
+    """If the arrays are sharded: which part of the caller's call `call` is, that of one device."""
     mask: MaskShare | None = None
     """The share of the call that a mask_mod leaves; None without one, or if that is not known."""
     single_queries: Explanation | None = None
@@ -66,6 +69,7 @@ class Explanation:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
         lines = [
             *wrapped("call      ", str(self.call)),
+            *([] if self.share is None else wrapped("share     ", str(self.share))),
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
             f"chosen    {self._chosen}",
@@ -103,7 +107,9 @@ def verdict_lines(direction: str, verdict: Verdict, width: int) -> list[str]:
     return lines
 
 
-def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> Explanation:
+def explain_call(
+    spec: AttentionSpec, share: DeviceShare | None, device: Device, *, has_lse_grad: bool
+) -> Explanation:
     """The explanation of a forward call and the backward call that belongs to it.
 
     The backward call computes all gradients, through lse too if `has_lse_grad`. Both are calls of
@@ -119,7 +125,7 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
     )
     # A paged call has no backward pass.
     last = None if spec.is_paged else spec.backward(backward)
-    return explain_specs(spec, device, replace(spec, options=forward), last)
+    return explain_specs(spec, device, replace(spec, options=forward), last, share)
 
 
 def explain_specs(
@@ -127,6 +133,7 @@ def explain_specs(
     device: Device,
     forward: AttentionSpec | None,
     backward: AttentionSpec | None,
+    share: DeviceShare | None = None,
 ) -> Explanation:
     """The explanation of a call that is lowered to these two; None is a direction without one."""
     return Explanation(
@@ -135,6 +142,7 @@ def explain_specs(
         versions=_versions(device),
         forward=() if forward is None else verdicts_on(forward, device),
         backward=() if backward is None else verdicts_on(backward, device),
+        share=share,
     )
 
 

@@ -37,6 +37,12 @@ def mesh_and_specs(
     return candidate, {x: P() if spec is None else spec for x, spec in found.items()}
 
 
+def spec_on(mesh: Mesh, sharding: Sharding, ndim: int) -> P:
+    """The spec of an array on this mesh; that of a whole array if no axes describe its sharding."""
+    found = None if mesh.empty else _spec(sharding, ndim, mesh)
+    return P() if found is None else found
+
+
 def name_of(axis: str) -> str:
     """The mesh axis that contains this axis: itself, or the one that it is a part of."""
     return axis.split(_PART)[0]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from attn_dispatch.core import select
+from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.explanation import Explanation, verdict_lines
 from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.devices.device import Device
@@ -26,11 +27,14 @@ class ProgramCall:
     forward_runs: Runs
     """How often its forward pass runs: 0 if the program has only the backward pass."""
     backward_runs: Runs
-    share: str
-    """On a mesh: which part of the program's call one device computes."""
     explanation: Explanation
     """As `attn_dispatch.explain` gives it, for the part that one device computes. It has no verdict
     about a direction that does not run."""
+
+    @property
+    def share(self) -> DeviceShare | None:
+        """On a mesh: which part of the program's call one device computes."""
+        return self.explanation.share
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -57,7 +61,7 @@ class ProgramCall:
         ]
         lines = wrapped("line      ", _text_of(self.place), width)
         lines += wrapped("call      ", str(self.explanation.call), width)
-        lines += wrapped("share     ", self.share, width) if self.share else []
+        lines += [] if self.share is None else wrapped("share     ", str(self.share), width)
         lines += wrapped("runs      ", "; ".join(runs), width)
         device = self.explanation.device
         for direction, verdicts in self._directions:
