@@ -39,6 +39,25 @@ def library_reason(rule: str, state: str) -> Reason:
     return Reason(rule, (("state", state),), state)
 
 
+_PLANNER = "/planner"
+
+
+def planner_reason(name: str, state: str, install: str) -> Reason:
+    """The reason why it is unknown which calls run on a device that is not here.
+
+    Args:
+      name: the implementation's.
+      state: what its planner lacks, as a sentence.
+      install: the command that installs it; "" if there is none.
+    """
+    return Reason(f"{name}{_PLANNER}", (("state", state),), state, install)
+
+
+def is_about_planner(reason: Reason) -> bool:
+    """Whether this is a `planner_reason`: then the call may run once the planner is here."""
+    return reason.rule.endswith(_PLANNER)
+
+
 class Implementation(Protocol):
     """One way to compute attention. A module satisfies this protocol; no class is needed."""
 

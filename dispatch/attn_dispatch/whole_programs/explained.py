@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from attn_dispatch.core import select
-from attn_dispatch.core.explanation import Explanation, verdict_lines
-from attn_dispatch.core.verdict import Verdict
+from attn_dispatch.core.explanation import Explanation, planner_lines, verdict_lines
+from attn_dispatch.core.verdict import Verdict, chosen
 from attn_dispatch.devices.device import Device
 from attn_dispatch.text import counted, wrapped
 from attn_dispatch.whole_programs.other_attention import OtherAttention
@@ -34,7 +34,7 @@ class ProgramCall:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """The directions, of "forward" and "backward", that no vendor's kernel runs."""
+        """The directions, of "forward" and "backward", that no vendor's kernel is known to run."""
         return tuple(
             direction
             for direction, verdicts in self._directions
@@ -80,7 +80,7 @@ class ProgramExplanation:
 
     @property
     def fallbacks(self) -> tuple[ProgramCall, ...]:
-        """The calls of which a direction is not run by a vendor's kernel."""
+        """The calls of which a direction is not known to be run by a vendor's kernel."""
         return tuple(x for x in self.calls if x.fallbacks)
 
     def without_kernel(self, width: int = _WIDTH) -> str:
@@ -98,6 +98,8 @@ class ProgramExplanation:
             *wrapped("program   ", f"{self.name}: {number} of attn_dispatch", width),
             *wrapped("device    ", f"{self.device.platform}: {self.device}", width),
         ]
+        missing = (x.explanation.missing_planner for x in self.calls)
+        lines += planner_lines(next((x for x in missing if x is not None), None), width)
         for call in self.calls:
             lines += ["", *call.lines(width)]
         if self.others:
@@ -113,16 +115,19 @@ def _text_of(place: Place | None) -> str:
 
 
 def _runs_a_kernel(verdicts: Sequence[Verdict]) -> bool:
-    chosen = next((x for x in verdicts if x.is_eligible), None)
-    return chosen is not None and select.named(chosen.implementation).PLATFORM is not None
+    found = chosen(verdicts)
+    if found is None or found.is_unknown:
+        return False
+    return select.named(found.implementation).PLATFORM is not None
 
 
 def _to_show(verdicts: Sequence[Verdict], device: Device) -> list[Verdict]:
     """What runs and, if that is no vendor's kernel, the reasons against those of this device."""
-    chosen = [x for x in verdicts if x.is_eligible][:1]
+    first = chosen(verdicts)
+    found = [] if first is None else [first]
     if _runs_a_kernel(verdicts):
-        return chosen
-    refused = (x for x in verdicts if not x.is_eligible)
-    return chosen + [
+        return found
+    refused = (x for x in verdicts if not x.is_eligible and x is not first)
+    return found + [
         x for x in refused if select.is_expected(select.named(x.implementation), device)
     ]

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.core import select
-from attn_dispatch.core.explanation import Explanation
+from attn_dispatch.core.explanation import UNKNOWN, Explanation
 from attn_dispatch.inspection import Shaped, explain
 from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
@@ -94,7 +94,7 @@ _FLAGS = (
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print the explanation; ends the process with status 1 if nothing can run a call."""
+    """Print the explanation; ends the process with status 1 if nothing is known to run a call."""
     try:
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always", AttentionConventionWarning)
@@ -105,15 +105,15 @@ def main(args: argparse.Namespace) -> None:
         print(filled(f"warning: {warning.message}"), file=sys.stderr)
     style.show("\n\n".join(x.text(width()) for x in found), _MARKS)
     singles = [x.single_queries for x in found if x.single_queries is not None]
-    if any(x.chosen_forward is None for x in (*found, *singles)):
+    if any(x.chosen_forward in (None, UNKNOWN) for x in (*found, *singles)):
         raise SystemExit(1)
 
 
 _MARKS = {
     r"(?m)^chosen .*": style.HEADING,
-    r"(?m)^(?:call|device|versions|mask_mod|forward|backward)\b": style.QUIET,
+    r"(?m)^(?:call|device|versions|planner|mask_mod|forward|backward)\b": style.QUIET,
     r"(?m)^(?:forward|backward) +\w+ +(runs:)": style.GOOD,
-    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": style.NOT,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:$|unknown:)": style.NOT,
 }
 
 

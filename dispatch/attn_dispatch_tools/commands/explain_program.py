@@ -84,9 +84,9 @@ def main(args: argparse.Namespace) -> None:
 
 _MARKS = {
     r"(?m)^(?:program|not through) .*": style.HEADING,
-    r"(?m)^(?:device|line|call|share|runs|forward|backward)\b": style.QUIET,
+    r"(?m)^(?:device|planner|line|call|share|runs|forward|backward)\b": style.QUIET,
     r"(?m)^(?:forward|backward) +\w+ +(runs:)": style.GOOD,
-    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": style.NOT,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:$|unknown:)": style.NOT,
 }
 
 

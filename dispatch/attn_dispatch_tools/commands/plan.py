@@ -14,7 +14,6 @@ from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
-from attn_dispatch.reason import sentences
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command
@@ -120,4 +119,5 @@ def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
     for verdict in verdicts:
         if verdict.plan is not None:
             return f"{verdict.implementation}: {verdict.plan.engine}", True
-    return "refused: " + sentences(x for verdict in verdicts for x in verdict.reasons), False
+    reasons = (x.with_remedy for verdict in verdicts for x in verdict.reasons)
+    return "refused: " + "; ".join(reasons), False
