@@ -69,8 +69,11 @@ class Explanation:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int = _WIDTH) -> str:
-        """The table, in lines of at most `width` columns as far as words allow."""
+    def text(self, width: int = _WIDTH, *, codes: bool = True) -> str:
+        """The table, in lines of at most `width` columns as far as words allow.
+
+        With `codes`, it names cuDNN's engines, such as eng9_k24=1.
+        """
 
         def wrapped(label: str, text: str) -> list[str]:
             return plain_text.wrapped(label, text, width)
@@ -87,9 +90,9 @@ class Explanation:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))
         for direction, found in (("forward", self.forward), ("backward", self.backward)):
             for verdict in found:
-                lines += verdict_lines(f"{direction:<9} ", verdict, width)
+                lines += verdict_lines(f"{direction:<9} ", verdict, width, codes=codes)
         if self.single_queries is not None:
-            lines = [self.single_queries.text(width), "", *lines]
+            lines = [self.single_queries.text(width, codes=codes), "", *lines]
         return "\n".join(lines)
 
 
@@ -104,7 +107,15 @@ def planner_lines(missing: Reason | None, width: int) -> list[str]:
     return [*plain_text.wrapped("planner   ", how, width), f"{' ' * 12}{missing.remedy}"]
 
 
-def verdict_lines(direction: str, verdict: Verdict, width: int) -> list[str]:
+def plan_text(verdict: Verdict, *, codes: bool) -> str:
+    """The engine and the scratch memory of an implementation that runs the call."""
+    assert verdict.plan is not None
+    scratch = f"scratch memory {plain_text.in_units(verdict.scratch_bytes)}"
+    is_named = codes or not verdict.plan.engine_is_code
+    return f"{verdict.plan.engine}, {scratch}" if is_named else scratch
+
+
+def verdict_lines(direction: str, verdict: Verdict, width: int, *, codes: bool) -> list[str]:
     """How the implementation runs the call, or every reason why it does not."""
     label = f"{direction}{verdict.implementation:<7} "
     margin = " " * len(label)
@@ -115,8 +126,7 @@ def verdict_lines(direction: str, verdict: Verdict, width: int) -> list[str]:
         for reason in verdict.reasons:
             lines += plain_text.wrapped(f"{margin}- ", reason.with_remedy, width)
         return lines
-    size = plain_text.in_units(verdict.scratch_bytes)
-    lines = plain_text.wrapped(label, f"runs: {verdict.plan.engine}, scratch memory {size}", width)
+    lines = plain_text.wrapped(label, f"runs: {plan_text(verdict, codes=codes)}", width)
     details = [
         ("tuned:     ", [] if verdict.tuned is None else [str(verdict.tuned)]),
         ("limit:     ", [verdict.limit] if verdict.limit else []),

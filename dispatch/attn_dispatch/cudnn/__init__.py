@@ -186,7 +186,11 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         )
     # Enough for the untuned plan too: where another cuDNN lacks the engine, that plan runs.
     workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
-    return _Planned(call, Plan(engine, workspace_bytes, untuned.plan.other_bytes))
+    return _Planned(call, _plan(engine, workspace_bytes, untuned.plan.other_bytes))
+
+
+def _plan(engine: str, workspace_bytes: int, other_bytes: int) -> Plan:
+    return Plan(engine, workspace_bytes, other_bytes, engine_is_code=True)
 
 
 def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
@@ -210,7 +214,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
             first_reason = first_reason or _WORKSPACE.reason(needed)
             continue
         extra_bytes = cudnn_arrays.extra_bytes(spec, call)
-        return _Planned(call, Plan(engine, workspace_bytes, extra_bytes))
+        return _Planned(call, _plan(engine, workspace_bytes, extra_bytes))
     assert first_reason is not None, "every call has a variant"
     return first_reason
 

@@ -22,6 +22,9 @@ class Plan:
     """Scratch memory of the kernel."""
     other_bytes: int = 0
     """Memory of the arrays that the program makes around the kernel, such as padded copies."""
+    engine_is_code: bool = False
+    """Whether the name of the engine is a code of the vendor's library. Commands leave codes out
+    unless they are asked for them."""
 
     @property
     def scratch_bytes(self) -> int:

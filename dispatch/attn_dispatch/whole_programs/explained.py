@@ -45,7 +45,7 @@ class ProgramCall:
     def _directions(self) -> tuple[tuple[str, tuple[Verdict, ...]], ...]:
         return ("forward", self.explanation.forward), ("backward", self.explanation.backward)
 
-    def lines(self, width: int) -> list[str]:
+    def lines(self, width: int, *, codes: bool) -> list[str]:
         """Its part of the list."""
         runs = [
             f"{direction} {times}"
@@ -62,7 +62,7 @@ class ProgramCall:
         device = self.explanation.device
         for direction, verdicts in self._directions:
             for verdict in _to_show(verdicts, device):
-                lines += verdict_lines(f"{direction:<9} ", verdict, width)
+                lines += verdict_lines(f"{direction:<9} ", verdict, width, codes=codes)
         return lines
 
 
@@ -86,13 +86,16 @@ class ProgramExplanation:
     def without_kernel(self, width: int = _WIDTH) -> str:
         """The part of the list that a vendor's kernel does not run; "" if there is none."""
         rest = replace(self, calls=self.fallbacks)
-        return rest.text(width) if rest.calls or rest.others or not self.calls else ""
+        return rest.text(width, codes=False) if rest.calls or rest.others or not self.calls else ""
 
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int = _WIDTH) -> str:
-        """The list, in lines of at most `width` columns as far as words allow."""
+    def text(self, width: int = _WIDTH, *, codes: bool = True) -> str:
+        """The list, in lines of at most `width` columns as far as words allow.
+
+        With `codes`, it names cuDNN's engines, such as eng9_k24=1.
+        """
         number = counted(len(self.calls), "attention call") if self.calls else "no attention call"
         lines = [
             *wrapped("program   ", f"{self.name}: {number} of attn_dispatch", width),
@@ -101,7 +104,7 @@ class ProgramExplanation:
         missing = (x.explanation.missing_planner for x in self.calls)
         lines += planner_lines(next((x for x in missing if x is not None), None), width)
         for call in self.calls:
-            lines += ["", *call.lines(width)]
+            lines += ["", *call.lines(width, codes=codes)]
         if self.others:
             number = counted(len(self.others), "attention")
             lines += ["", *wrapped("", f"not through attn_dispatch: {number}", width)]

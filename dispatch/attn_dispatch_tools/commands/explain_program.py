@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 from attn_dispatch.text import error_text
 from attn_dispatch.whole_programs import assert_kernels, explain_program
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
 from attn_dispatch_tools.terminal.text import width
 from attn_dispatch_tools.written_calls import notation
 
@@ -63,6 +63,7 @@ def add_parser(commands: Commands, help: str) -> None:
         "--allow-others", action="store_true",
         help="with --check: allow attention that does not go through attn_dispatch",
     )  # fmt: skip
+    add_verbose(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -79,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {error}") from error
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error_text(error)}") from error
-    style.show(found.text(width()), _MARKS)
+    style.show(found.text(width(), codes=args.verbose), _MARKS)
 
 
 _MARKS = {
