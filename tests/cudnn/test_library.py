@@ -56,6 +56,15 @@ def test_missing_library_is_searched_for_again(fresh_search, monkeypatch, tmp_pa
 
 @needs_no_driver
 @needs_cudnn
+def test_missing_cudnn_has_a_command_that_installs_it(fresh_search, monkeypatch):
+    monkeypatch.setattr(cudnn_library, "_locate", lambda: "libcudnn.so.9")
+    missing = cudnn_library.find().missing
+    assert missing and missing.what == "cuDNN is not installed"
+    assert missing.install == "pip install --no-deps nvidia-cudnn-cu13"
+
+
+@needs_no_driver
+@needs_cudnn
 @needs_compiler
 @pytest.mark.parametrize("version", [90100, 91199, 100000])
 def test_version_out_of_range_is_refused(fresh_search, monkeypatch, tmp_path, version):

@@ -22,7 +22,12 @@ from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import Attribute, CudnnCall, variants_of
 from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
-from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
+from attn_dispatch.devices.implementation import (
+    Plan,
+    device_reason,
+    library_reason,
+    planner_reason,
+)
 from attn_dispatch.devices.target import local_nvidia_ordinals
 from attn_dispatch.reason import Reason, Rule, reason_from_sentence, sentences
 
@@ -141,9 +146,22 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if int(device.arch[2:]) < _OLDEST_SM:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
         reasons.append(device_reason("arch", device, needs))
-    if why := cudnn_library.find().unusable_reason:
-        reasons.append(library_reason("cudnn/library", why))
+    library = cudnn_library.find()
+    if not library.is_usable:
+        reasons.append(
+            library_reason("cudnn/library", library.unusable_reason)
+            if device.is_present
+            else _planner_reason(library)
+        )
     return tuple(reasons)
+
+
+def _planner_reason(library: cudnn_library.CudnnLibrary) -> Reason:
+    """Why cuDNN cannot be asked about a device that is not here."""
+    missing = library.missing
+    why = library.unusable_reason if missing is None else missing.what
+    install = "" if missing is None else missing.install
+    return planner_reason(NAME, f"cuDNN's planner is not here: {why}", install)
 
 
 @dataclass(frozen=True)
@@ -168,7 +186,11 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         )
     # Enough for the untuned plan too: where another cuDNN lacks the engine, that plan runs.
     workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
-    return _Planned(call, Plan(engine, workspace_bytes, untuned.plan.other_bytes))
+    return _Planned(call, _plan(engine, workspace_bytes, untuned.plan.other_bytes))
+
+
+def _plan(engine: str, workspace_bytes: int, other_bytes: int) -> Plan:
+    return Plan(engine, workspace_bytes, other_bytes, engine_is_code=True)
 
 
 def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
@@ -192,7 +214,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
             first_reason = first_reason or _WORKSPACE.reason(needed)
             continue
         extra_bytes = cudnn_arrays.extra_bytes(spec, call)
-        return _Planned(call, Plan(engine, workspace_bytes, extra_bytes))
+        return _Planned(call, _plan(engine, workspace_bytes, extra_bytes))
     assert first_reason is not None, "every call has a variant"
     return first_reason
 

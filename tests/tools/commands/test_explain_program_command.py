@@ -56,6 +56,9 @@ def test_a_program_without_arguments(output_of):
     assert "program   loss: 1 attention call of attn_dispatch" in text
     assert f"line      {MODULE}.py:8, in attend" in text
     assert "runs      forward 1; backward 1" in text
+    assert "forward   cudnn   runs: scratch memory " in text and "eng" not in text
+    text = output_of("Model.loss", "--target", "h100", "--verbose")
+    assert "forward   cudnn   runs: eng" in text
 
 
 def test_arrays_in_order_and_by_name(output_of):
