@@ -86,7 +86,7 @@ def paged_attention(
         attend to all its keys.
       scale: a number, or a floating array [] or [N]; 1/sqrt(H) if None. This and all arguments
         below mean what they mean in `dot_product_attention`.
-      local_window_size: w, or (left, right), inclusive; None leaves a side open.
+      local_window_size: (left, right), inclusive, or w for (w, w); None leaves a side open.
       logits_soft_cap: c > 0; scores become c · tanh(score / c).
       alibi_slopes: [N] or [B, N] floating.
       sinks: [N] or [B, N] floating.
