@@ -31,7 +31,7 @@ class CudnnLibrary:
     """91900 for 9.19.0."""
     path: str = ""
     unusable_reason: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why cuDNN cannot be used; empty if it can."""
 
     @property
     def is_usable(self) -> bool:
@@ -95,7 +95,7 @@ os.register_at_fork(after_in_child=_load.cache_clear)
 
 @lru_cache
 def _planning_process(native: ModuleType) -> PlanningProcess:
-    """This process's helper; it is kept when loading cuDNN has to be tried again."""
+    """The process that plans for this one; kept if loading cuDNN has to be tried again."""
     return PlanningProcess(native)
 
 
