@@ -14,8 +14,8 @@ from attn_dispatch.call.layouts import QkvLayout
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
+from attn_dispatch.call_steps import Results, normal_form, run
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
-from attn_dispatch.public_call import Results, normal_form, run
 
 
 @hints_at_foreign_names

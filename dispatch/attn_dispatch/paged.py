@@ -16,8 +16,8 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.paged_arguments import check_ragged, with_cut_table
 from attn_dispatch.call.static_arguments import Window
+from attn_dispatch.call_steps import Results, normal_form, run
 from attn_dispatch.programs.functions import ScoreMod
-from attn_dispatch.public_call import Results, normal_form, run
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
