@@ -212,7 +212,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
         return Band(left, right, bottom_right=True)
     if spec.has_runtime_lengths:
         return None if (left, right) != (-1, -1) else OPEN
-    # The same band, counted from the top left. A negative side would mean open, so none may be.
+    # The same band, counted from the top left. No side may be negative: that would mean open.
     from_left = left if left < 0 else left - offset
     from_right = right if right < 0 else right + offset
     if (left >= 0 > from_left) or (right >= 0 > from_right):

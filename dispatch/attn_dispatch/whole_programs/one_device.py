@@ -31,7 +31,7 @@ def of_one_device(
     whole = LeadingCall.of(types, options)
     mesh = types[0].sharding.mesh
     kinds = set(mesh.axis_types)
-    # As in primitive.py, which lowers the call: types say how it is split, if no axis is Auto.
+    # As in primitive.py, which lowers the call: types show how it is split, if no axis is Auto.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         specs = {x: y.sharding.spec for x, y in zip(options.operands, types, strict=True)}
         return _part(whole, explicit_shards(whole, types), specs)
@@ -44,7 +44,7 @@ def of_one_device(
     ways = sketch.find(whole)
     if not ways:
         return whole.spec, "all of it: how XLA splits it is not known"
-    # That of the place where a device computes most speaks for all.
+    # The call may be split differently at several places: show where a device computes most.
     shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
     spec, part = _part(whole, shards, ways[shards])
     return spec, part + ("; at other places it is split otherwise" if len(ways) > 1 else "")

@@ -56,7 +56,7 @@ class Winner:
     """The fastest way to compute one call on one device."""
 
     call: dict[str, object]
-    """Its spec, as `described` returns it."""
+    """The call's spec, as `described` returns it."""
     device: str
     versions: dict[str, str]
     """The versions of everything that decided the choice."""
