@@ -22,6 +22,7 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call_steps import Results, normal_form
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.mask_share import mask_share
 from attn_dispatch.core.one_device import of_one_device
@@ -32,7 +33,6 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.paged import paged_attention, paged_calls
 from attn_dispatch.programs.tracing import Mod, trace
-from attn_dispatch.public_call import Results, normal_form
 from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer
 
 Shaped = ArrayLike | jax.ShapeDtypeStruct

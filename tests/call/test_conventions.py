@@ -125,7 +125,7 @@ def test_interleaved_segment_ids_with_max_segments_raise_or_give_nan():
 
 @pytest.mark.parametrize("window", [(-1, -1), (3, -1), -1])
 def test_window_with_minus_1_raises_or_gives_nan(window: Any):
-    error("both ends seen and None, not -1, where a side is open, got", local_window_size=window)
+    error("both ends included, with None, not -1, on an open side, got", local_window_size=window)
     call = jax.jit(lambda w: dot_product_attention(X, X, X, local_window_size=(w, None)))
     assert np.isnan(call(-1)).all()
 

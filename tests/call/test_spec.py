@@ -195,7 +195,7 @@ def test_text_of_a_spec():
         f"forward({arrays}, scale=0.25, causal bottom_right, window=(3, None), "
         "logits_soft_cap=30, max_segments=7, dropout_rate=0.1, deterministic_backward, score_mod "
         "{ lambda ; a:f32[] b:i32[] c:i32[] d:i32[] e:i32[]. let f:f32[] = tanh a in (f,) }, "
-        "row maximum, dropout keep mask)"
+        "row maximum, dropout mask)"
     )
     text = str(backward("query", "value"))
     assert text.startswith("backward(query bfloat16[2, 3, 8, 16], ")

@@ -133,7 +133,8 @@ def _one_direction(
     elif current.rewrites:
         chain = divided(chain, parts([chain]))
     if chain.reasons:
-        # If the implementation runs no call here, rewritten forms are no nearer than the call.
+        # If the implementation runs no call on this device, every rewritten form is refused too:
+        # the reasons to read are those against the call itself.
         is_near = current.rewrites and not implementation.unusable_reason(device)
         return reasons_to_read(chain, reasons, against) if is_near else reasons, chain
     return _within_limit(implementation, chain, device)
@@ -157,7 +158,8 @@ def _terms(implementation: Implementation, spec: AttentionSpec, against: Reasons
 
 
 def _scratch_of(implementation: Implementation, chain: Chain, device: Device) -> scratch.Scratch:
-    """The scratch memory of calls by an implementation that runs at least the chain's call."""
+    """A function that returns the scratch memory of a call, None if the implementation does not run
+    the call. It does run the chain's call."""
 
     @cache
     def bytes_of(spec: AttentionSpec) -> int | None:
@@ -192,7 +194,10 @@ def _parts(
 def _within_limit(
     implementation: Implementation, chain: Chain, device: Device
 ) -> tuple[tuple[Reason, ...], Chain]:
-    """The chain of a call that it runs, with the effect of the limit, or why that forbids it."""
+    """Apply the limit on scratch memory to a chain without reasons.
+
+    Returns the chain, with what the limit changed, or the reason that the limit gives.
+    """
     limit = _limit(chain.first, device)
     if limit is None or not (chain.undivided or limit.is_strict):
         return (), chain
@@ -242,7 +247,7 @@ def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) 
 def reasons_as_it_is(
     implementation: Implementation, spec: AttentionSpec, device: Device
 ) -> tuple[Reason, ...]:
-    """Why it does not run this call without rewrites."""
+    """The reasons why the implementation does not run this call without rewrites."""
     if spec.symbols and implementation is not xla:
         return (_SYMBOLS.reason(spec),)
     reasons = implementation.not_supported_reasons(spec, device)

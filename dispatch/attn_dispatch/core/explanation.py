@@ -39,7 +39,8 @@ class Explanation:
     mask: MaskShare | None = None
     """The share of the call that a mask_mod leaves; None without one, or if that is not known."""
     single_queries: Explanation | None = None
-    """If `cu_seqlens_q` makes two calls: that of the call for sequences of one query."""
+    """The explanation of the separate call for sequences of one query, if `cu_seqlens_q` leads to
+    two calls."""
 
     @property
     def chosen_forward(self) -> str | None:
@@ -152,7 +153,8 @@ def explain_call(
     training: with dropout, an implementation that refuses one refuses both.
     """
     options = spec.options
-    # As in derivatives.py: with dropout the forward pass must know, and so counts every lse.
+    # With dropout the forward pass names its backward call before gradients are known, so that a
+    # returned lse always has a gradient (derivatives.py).
     has_lse_grad |= options.meaning.dropout_rate > 0 and options.wanted.needs_lse
     wanted = options.differentiable
     options = options.returning(replace(options.wanted, differentiated=wanted))

@@ -37,7 +37,7 @@ def of_one_device(
     whole = LeadingCall.of(types, options)
     mesh = types[0].sharding.mesh
     kinds = set(mesh.axis_types)
-    # As in primitive.py, which lowers the call: types say how it is split, if no axis is Auto.
+    # As in primitive.py, which lowers the call: types show how it is split, if no axis is Auto.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         specs = {x: y.sharding.spec for x, y in zip(options.operands, types, strict=True)}
         return _part(whole, explicit_shards(whole, types), specs)

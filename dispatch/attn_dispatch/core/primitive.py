@@ -135,7 +135,7 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
         alone = spec.returning(replace(spec.wanted, partner=None))
         return select.choose(alone.by(*names), device)
 
-    # In the caller's order: whether XLA computes the call may be decided when it runs.
+    # The other names follow: a rewrite that may fall back to XLA at run time needs XLA among them.
     choice = among(*dict.fromkeys((name, *(spec.meaning.implementation or select.names()))))
     # If it cannot return its mask, this raises: another's mask is not the mask of this call.
     return choice if choice.NAME == name else among(name)

@@ -17,18 +17,18 @@ from attn_dispatch.reason import Reason
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one implementation can run one call."""
+    """Whether and how one implementation runs one call."""
 
     implementation: str
     reasons: tuple[Reason, ...]
-    """All reasons against it; empty means eligible. One is the only reason if `is_unknown`: that
+    """All reasons against the call; empty means eligible. If `is_unknown`, the only reason is that
     nothing here can plan the call."""
     plan: Plan | None
-    """How it would run, if eligible."""
+    """How the call would run, if eligible."""
     rewrites: tuple[str, ...] = ()
     """The names of the rewrites by which the call reaches the kernel; see core/rewrites."""
     reasons_as_it_is: tuple[Reason, ...] = ()
-    """If it runs rewritten: the reasons against the call as it is."""
+    """If the call runs rewritten: the reasons against the call as it is."""
     tuned: Winner | None = None
     """The tuning result, if the implementation is chosen because of it."""
     scratch_bytes: int = 0

@@ -240,20 +240,22 @@ _WORKSPACE = Rule[_Workspace](
 _KNOWN_BUG = re.compile(r"known bug (\w+) of cuDNN \d+: ")
 
 
-_OF_ITS_CODE = re.compile(r"kcfg\.|is_dropout &&")
-"""What cuDNN's error has where it only quotes a condition of the last engine that it tried."""
+_QUOTES_CODE = re.compile(r"kcfg\.|is_dropout &&")
+"""Signs that cuDNN's error only quotes a condition from its source, for the last engine tried."""
 
 
 def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
-    """Why cuDNN is not asked for a plan, or its own error, without the nodes that it names.
+    """The reason in an error of planning.
 
-    The rows of known_bad.cc that match are the rule: `cudnn/known_bug/` and their names.
+    For known bugs, which are refused before cuDNN is asked, the rule is `cudnn/known_bug/` and the
+    names of the rows of known_bad.cc that match. Otherwise the sentence is cuDNN's error without
+    the names of nodes or, if it only quotes a condition, that no engine computes the call.
     """
     if _KNOWN_BUG.match(error):
         names = " and ".join(_KNOWN_BUG.findall(error))
         facts = (("version", version),)
         return Reason(f"cudnn/known_bug/{names}", facts, f"{error} (cuDNN {version})")
-    if _OF_ITS_CODE.search(error):
+    if _QUOTES_CODE.search(error):
         has_both = call.needs_dbias and call.dropout_rate
         what = "dropout with the gradient of bias" if has_both else "this combination of options"
         text = f"{what}: no engine of cuDNN {version} computes it on this device ({error})"
@@ -300,7 +302,7 @@ def _ffi_attributes(call: CudnnCall) -> dict[str, bool | str | np.generic]:
 
 
 def _as_attribute(value: Attribute) -> bool | str | np.generic:
-    """In the width of the handler's field."""
+    """The value in the type of its field in cuda_backend/spec.h."""
     if isinstance(value, bool | str):
         return value
     return np.int64(value) if isinstance(value, int) else np.float32(value)

@@ -41,9 +41,10 @@ class CudnnLibrary:
     """91900 for 9.19.0."""
     path: str = ""
     unusable_reason: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why cuDNN cannot be used; empty if it can."""
     missing: Missing | None = None
-    """If it cannot be used because a library is not installed: which."""
+    """The library that must be installed before cuDNN can be used; None if it can, or if that is
+    not why."""
 
     @property
     def is_usable(self) -> bool:
@@ -121,7 +122,7 @@ os.register_at_fork(after_in_child=_load.cache_clear)
 
 @lru_cache
 def _planning_process(native: ModuleType) -> PlanningProcess:
-    """This process's helper; it is kept when loading cuDNN has to be tried again."""
+    """The process that plans for this one; kept if loading cuDNN has to be tried again."""
     return PlanningProcess(native)
 
 

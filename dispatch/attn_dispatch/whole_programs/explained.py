@@ -23,13 +23,13 @@ class ProgramCall:
     """An attention call of a program."""
 
     place: Place | None
-    """The line that makes it; None if JAX did not keep it."""
+    """The line that makes the call; None if JAX did not keep it."""
     forward_runs: Runs
-    """How often its forward pass runs: 0 if the program has only the backward pass."""
+    """How often the forward pass runs: 0 if the program has only the backward pass."""
     backward_runs: Runs
     explanation: Explanation
-    """As `attn_dispatch.explain` gives it, for the part that one device computes. It has no verdict
-    about a direction that does not run."""
+    """What `attn_dispatch.explain` returns for the part that one device computes, without verdicts
+    on a direction that does not run."""
 
     @property
     def share(self) -> DeviceShare | None:
@@ -50,7 +50,7 @@ class ProgramCall:
         return ("forward", self.explanation.forward), ("backward", self.explanation.backward)
 
     def lines(self, width: int, *, codes: bool) -> list[str]:
-        """Its part of the list."""
+        """The lines about this call in the list."""
         runs = [
             f"{direction} {times}"
             for direction, times in (

@@ -41,7 +41,8 @@ class Filters:
     backward: str = _EVERYTHING["bwd"]
     """Three patterns, separated by @: for kernels before, after, and for the main ones."""
     split_kv: str = "*"
-    """For forward kernels that split the keys. Kernels that combine their results are added."""
+    """The pattern for forward kernels that split the keys. Kernels that combine their results are
+    added."""
 
     @classmethod
     def parse(

@@ -25,7 +25,7 @@ _MIN_VARIANCE = 25
 """The least variance of a sum of products that is near enough to normal."""
 
 Draw = Callable[[Operands], np.ndarray]
-"""Returns the keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
+"""Returns the dropout mask, bool [B, N, T, S], of a call with these operands; True = kept."""
 
 
 def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:

@@ -128,6 +128,6 @@ def _value(name: str, text: str) -> object:
 
 
 def _named_here(name: str) -> str:
-    """For an argument of another library whose value cannot be read: the name that it has here."""
+    """The name here of an argument of another library, as the end of a message; else empty."""
     here = NAMES.get(name, "")
     return f"; {name} here {here}" if here.startswith("is ") else ""
