@@ -197,6 +197,6 @@ def test_the_kernels_of_dew_flash_attn_have_gradients_of_the_right_shapes(name, 
     given = [jax.ShapeDtypeStruct((*rows, n, cell.head_dim), jnp.bfloat16) for n in heads]
 
     def gradients(*qkv):
-        return jax.grad(lambda *x: call.function(*x, *call.extra).sum(), (0, 1, 2))(*qkv)
+        return jax.grad(lambda *x: call.function(*x, *call.further_arrays).sum(), (0, 1, 2))(*qkv)
 
     assert [x.shape for x in jax.eval_shape(gradients, *given)] == [x.shape for x in given]
