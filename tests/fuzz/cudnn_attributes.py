@@ -15,8 +15,15 @@ from typing import Any
 from attn_dispatch.cudnn import rules
 from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import parse
-from tests.fuzz.hostile_specs import BIASED, MODDED, MODDED_BACKWARD, PACKED, PACKED_BACKWARD, PAGED
-from tests.fuzz.hostile_specs import library as native_library
+from tests.fuzz.hostile_attributes import (
+    BIASED,
+    MODDED,
+    MODDED_BACKWARD,
+    PACKED,
+    PACKED_BACKWARD,
+    PAGED,
+)
+from tests.fuzz.hostile_attributes import library as native_library
 from tests.support.plan_cases import ARCHS, CASES
 
 Attributes = dict[str, Any]
