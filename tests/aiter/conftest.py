@@ -10,7 +10,7 @@ import attn_dispatch
 from attn_dispatch.core import primitive
 from attn_dispatch.devices.target import device_for
 from tests.support import aiter_emulated
-from tests.support.aiter_judge import api, build
+from tests.support.aiter_dispatch import api, build
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.aiter_judge import api, build, grid
-from tests.support.aiter_judge.calls import struct_of
+from tests.support.aiter_dispatch import api, build, grid
+from tests.support.aiter_dispatch.calls import struct_of
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.aiter_judge import build, grid
-from tests.support.aiter_judge.calls import struct_of
-from tests.support.aiter_judge.launches import ARCHS, atomic_32, launched
+from tests.support.aiter_dispatch import build, grid
+from tests.support.aiter_dispatch.calls import struct_of
+from tests.support.aiter_dispatch.launches import ARCHS, atomic_32, launched
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")

@@ -26,7 +26,7 @@ from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.judge import allowances, error
 from attn_dispatch_tools.verify.naive import naive
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference, segment_ids
-from tests.support.aiter_judge.calls import struct_of
+from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.emulator.native import Emulator
 
 

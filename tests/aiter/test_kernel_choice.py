@@ -12,8 +12,8 @@ import pytest
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons, unsupported_arch
 from attn_dispatch.reason import Reason
-from tests.support.aiter_judge import grid
-from tests.support.aiter_judge.grid import CALL
+from tests.support.aiter_dispatch import grid
+from tests.support.aiter_dispatch.grid import CALL
 
 BACKWARD = replace(CALL, backward=True, needs_lse=False)
 GROUP = {"is_group": True}

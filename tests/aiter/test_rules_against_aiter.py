@@ -23,9 +23,9 @@ from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
 from attn_dispatch.aiter.sizes import splits_of
-from tests.support.aiter_judge import build, grid
-from tests.support.aiter_judge.calls import struct_of
-from tests.support.aiter_judge.launches import ARCHS, atomic_32, launched
+from tests.support.aiter_dispatch import build, grid
+from tests.support.aiter_dispatch.calls import struct_of
+from tests.support.aiter_dispatch.launches import ARCHS, atomic_32, launched
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")

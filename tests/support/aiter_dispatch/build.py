@@ -27,7 +27,7 @@ from tests.support.repository import ROOT
 
 HERE = Path(__file__).parent
 ADAPTER = ROOT / "rocm_backend"
-BUILD = ROOT / "build" / "aiter_judge"
+BUILD = ROOT / "build" / "aiter_dispatch"
 COMMON = HERE / "common.h"
 """Headers that nearly all sources include. Precompiling them halves the time of a build."""
 COMPILERS = ("clang++-22", "clang++-19", "clang++")
