@@ -35,9 +35,9 @@ def test_every_split_kv_argument_reaches_aiter(libraries: tuple[api.Library, api
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_argument_reaches_aiter(
-    libraries: tuple[api.Library, api.Library], judge: Any, backward: bool
+    libraries: tuple[api.Library, api.Library], aiter_on: Any, backward: bool
 ):
-    judge("gfx950")
+    aiter_on("gfx950")
     capture = libraries[1]
     capture.set_asm_folder("gfx950", build.asm_folder("gfx950"))
     capture.set_gpu("gfx950")

@@ -2,31 +2,31 @@
 #include "mha_fwd.h"
 #include "write_common.h"
 
-using judge::Write;
+using record::Write;
 
 float aiter::mha_fwd_splitkv(mha_fwd_splitkv_args args, const ck_tile::stream_config& config,
                              std::string dtype, bool is_group_mode, mask_enum mask, bias_enum bias,
                              bool has_lse) {
-  judge::WriteCommon(args, config, dtype, is_group_mode, mask, bias);
+  record::WriteCommon(args, config, dtype, is_group_mode, mask, bias);
   Write("has_lse", has_lse);
-  JUDGE_WRITE(lse_acc_ptr);
-  JUDGE_WRITE(o_acc_ptr);
-  JUDGE_WRITE(block_table_ptr);
-  JUDGE_WRITE(batch_stride_block_table);
-  JUDGE_WRITE(page_block_size);
-  JUDGE_WRITE(is_gappy);
-  JUDGE_WRITE(cache_batch_idx);
-  JUDGE_WRITE(num_splits);
-  JUDGE_WRITE(scale_s);
-  JUDGE_WRITE(scale_p);
-  JUDGE_WRITE(scale_o);
-  JUDGE_WRITE(logits_soft_cap);
-  JUDGE_WRITE(nhead_stride_lse);
-  JUDGE_WRITE(nhead_stride_lse_acc);
-  JUDGE_WRITE(batch_stride_lse);
-  JUDGE_WRITE(batch_stride_lse_acc);
-  JUDGE_WRITE(split_stride_lse_acc);
-  JUDGE_WRITE(split_stride_o_acc);
-  JUDGE_WRITE_STRIDES(o_acc);
+  RECORD_FIELD(lse_acc_ptr);
+  RECORD_FIELD(o_acc_ptr);
+  RECORD_FIELD(block_table_ptr);
+  RECORD_FIELD(batch_stride_block_table);
+  RECORD_FIELD(page_block_size);
+  RECORD_FIELD(is_gappy);
+  RECORD_FIELD(cache_batch_idx);
+  RECORD_FIELD(num_splits);
+  RECORD_FIELD(scale_s);
+  RECORD_FIELD(scale_p);
+  RECORD_FIELD(scale_o);
+  RECORD_FIELD(logits_soft_cap);
+  RECORD_FIELD(nhead_stride_lse);
+  RECORD_FIELD(nhead_stride_lse_acc);
+  RECORD_FIELD(batch_stride_lse);
+  RECORD_FIELD(batch_stride_lse_acc);
+  RECORD_FIELD(split_stride_lse_acc);
+  RECORD_FIELD(split_stride_o_acc);
+  RECORD_STRIDES(o_acc);
   return 0;
 }
