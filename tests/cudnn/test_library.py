@@ -111,7 +111,7 @@ def test_search_order(fresh_search, monkeypatch, tmp_path, capsys):
 
 @needs_compiler
 def test_loaded_library_comes_before_the_path(tmp_path):
-    """This runs in a separate process, because a loaded library stays loaded."""
+    """The test runs in a separate process, because a loaded library stays loaded."""
     first, second = fake_cudnn(tmp_path / "a", 92001), fake_cudnn(tmp_path / "b", 92102)
     code = f"""
 import ctypes

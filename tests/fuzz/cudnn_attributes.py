@@ -32,7 +32,7 @@ Sizes = list[tuple[str, int]]
 PLANNED = 16
 """cuDNN plans one of this many draws, if it is accepted."""
 _MAX_PLANNED_NODES = 40
-"""cuDNN takes seconds for larger programs."""
+"""The most nodes of a program that cuDNN plans here: larger ones take seconds."""
 
 _LABELS = [(label, direction) for label in CASES for direction in ("forward", "backward")]
 _WRITTEN = [BIASED | {"seq_len_kv": 250}, PAGED, PACKED, PACKED_BACKWARD, MODDED, MODDED_BACKWARD]

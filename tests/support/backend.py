@@ -15,7 +15,9 @@ needs_cudnn = pytest.mark.skipif(
 
 
 needs_no_driver = pytest.mark.skipif(
-    cudnn_library.find().can_run, reason="with a driver this process loads cuDNN and keeps it"
+    cudnn_library.find().can_run,
+    reason="needs a machine without an NVIDIA driver: with one, cuDNN would be loaded into the "
+    "test process for good",
 )
 
 

@@ -46,7 +46,7 @@ def place(found: Any) -> Place:
     return call.place
 
 
-def test_smollm2_in_plain_jax():
+def test_smollm2_in_plain_jax_is_listed_with_its_kernels():
     """SmolLM2's layers are a scan."""
     config = dataclasses.replace(
         SMOLLM2_135M, layers=3, heads=N, kv_heads=N, head_dim=H, width=D, vocab=64, ffn_width=32
@@ -62,7 +62,7 @@ def test_smollm2_in_plain_jax():
 
 
 @pytest.mark.parametrize("remat", ["none", "context"])
-def test_the_decoder_of_train_packed_a_scan_under_remat_in_flax_nnx(remat: str):
+def test_the_nnx_decoder_of_train_packed_is_listed_with_its_kernels(remat: str):
     pytest.importorskip("flax")
     pytest.importorskip("optax")
     from examples.train_packed.model import Config
@@ -100,7 +100,7 @@ def test_a_training_step_that_updates_a_module_in_place():
     assert all(isinstance(x, jax.Array) and not is_tracer(x) for x in before)
 
 
-def test_a_transformer_in_flax_linen():
+def test_a_transformer_in_flax_linen_is_listed_with_its_kernels():
     linen = pytest.importorskip("flax.linen")
     from attn_dispatch.integrations.flax import attention_fn
 
@@ -131,7 +131,7 @@ def test_a_transformer_in_flax_linen():
     assert place(found).layer == "flax's MultiHeadDotProductAttention.__call__"
 
 
-def test_a_transformer_in_equinox():
+def test_a_transformer_in_equinox_is_listed_with_its_kernels():
     eqx = pytest.importorskip("equinox")
     from attn_dispatch.integrations.equinox import replace_attention
 
@@ -150,7 +150,7 @@ def test_a_transformer_in_equinox():
     assert place(found).function.endswith("loss")
 
 
-def test_a_transformer_in_keras():
+def test_a_transformer_in_keras_is_listed_with_its_kernels():
     keras = pytest.importorskip("keras")
     if keras.backend.backend() != "jax":
         pytest.skip("Keras runs on another backend here")
@@ -172,7 +172,7 @@ def test_a_transformer_in_keras():
     assert place(found).layer == "keras's MultiHeadAttention._compute_attention"
 
 
-def test_smollm2_on_a_mesh():
+def test_smollm2_on_a_mesh_is_listed_with_its_kernels():
     """The rows are split along "data" by a shard_map."""
     config = dataclasses.replace(
         SMOLLM2_135M, layers=2, heads=N, kv_heads=N, head_dim=H, width=D, vocab=64, ffn_width=32
@@ -236,7 +236,7 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
         ("Keras 3", "keras's MultiHeadAttention._compute_attention", "jax.nn"),
     ],
 )
-def test_the_own_attention_of_a_framework_is_found_out(name: str, through: str, what: str):
+def test_attention_of_each_framework_is_found(name: str, through: str, what: str):
     pytest.importorskip(LAYERS[name].package)
     params, theirs, ours = LAYERS[name].make()
     found = explain_program(jax.grad(lambda *x: theirs(*x).sum()), params, LAYER_X, target="h100")

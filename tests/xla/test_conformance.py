@@ -98,7 +98,7 @@ class TestXla(Conformance):
     @pytest.mark.parametrize(
         "case", CASES if EVERY_SIZE else [quarter(x) for x in smallest(CASES)], ids=str
     )
-    def test_case(self, case: Case):
+    def test_case_agrees_with_the_reference(self, case: Case):
         outcome = self.check(case)
         assert outcome.failures == ()
         assert outcome.status == "passed"
