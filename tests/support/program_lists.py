@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,18 +33,24 @@ def listed(found: ProgramExplanation) -> Kernels:
 def checked(function: Any, *args: Any, mesh: Any = None) -> ProgramExplanation:
     """The list of a program for an H100, which must have the kernels of the lowered program."""
     found = explain_program(function, *args, target="h100", mesh=mesh)
-    # jax.jit takes arrays alone; a module may also hold flags and functions.
-    leaves, tree = jax.tree.flatten(args)
-    arrays = {i: x for i, x in enumerate(leaves) if hasattr(x, "shape")}
-
-    def of_arrays(arrays: dict[int, Any]) -> Any:
-        return function(*jax.tree.unflatten(tree, [arrays.get(i, x) for i, x in enumerate(leaves)]))
-
     with target("h100"):
-        lowered = kernel_runs(of_arrays, arrays)
+        lowered = kernel_runs(*of_arrays(function, args))
     expected = Counter({k: n for k, n in lowered.items() if "attn_" in k[0]})
     assert found.calls and listed(found) == expected, f"{listed(found)} is not {expected}"
     return found
+
+
+def of_arrays(function: Any, args: Any) -> tuple[Callable[..., Any], dict[int, Any]]:
+    """The program as a function of one dictionary of arrays, and that dictionary.
+
+    `jax.jit` takes arrays alone; a module may also hold flags and functions.
+    """
+    leaves, tree = jax.tree.flatten(args)
+
+    def called(arrays: dict[int, Any]) -> Any:
+        return function(*jax.tree.unflatten(tree, [arrays.get(i, x) for i, x in enumerate(leaves)]))
+
+    return called, {i: x for i, x in enumerate(leaves) if hasattr(x, "shape")}
 
 
 def struct(*shape: int, dtype: Any = "bfloat16", sharding: Any = None) -> jax.ShapeDtypeStruct:

@@ -30,7 +30,7 @@ class Place:
     called_from: tuple[str, int] | None = None
     """If the file is of an installed package: the file and line that led there."""
     layer: str = ""
-    """The method of a framework that makes the call, such as "flax's Attention.__call__"."""
+    """The method of a framework between this line and the call: "flax's Attention.__call__"."""
 
     def __str__(self) -> str:
         text = f"{_shown(self.file)}:{self.line}, in {self.function}"
@@ -45,14 +45,15 @@ class Place:
 def place_of(equation: JaxprEqn) -> Place | None:
     """The line outside JAX, this package and frameworks that an operation comes from."""
     frames = frames_of(equation)
-    methods = [x for x in frames if "." in x[2] and "<locals>" not in x[2]]
-    layers = [x for x in methods if _framework(x[0])]
     outside = [x for x in frames if is_outside(x[0])]
     users = [x for x in outside if not _framework(x[0])] or outside
     if not users:
         return None
     file, line, function = users[0]
     own = next((x for x in users if not x[0].startswith(_INSTALLED)), users[0])
+    inside = frames[: frames.index(users[0])]
+    methods = [x for x in inside if "." in x[2] and "<locals>" not in x[2]]
+    layers = [x for x in methods if _framework(x[0])]
     called_from = None if own == users[0] else own[:2]
     layer = f"{_framework(layers[0][0])}'s {layers[0][2]}" if layers else ""
     return Place(file, line, function, called_from, layer)
