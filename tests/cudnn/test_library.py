@@ -178,7 +178,8 @@ print(len(maps), repr(library._loaded_already()))
 
 @needs_cudnn
 def test_folder_whose_name_is_not_utf8_works(fresh_search, monkeypatch, tmp_path):
-    """From the environment to the planner and back, and in the message about a missing library."""
+    """The name reaches the planning process and comes back, also in the message about a missing
+    library."""
     real = Path(cudnn_library._locate())
     inside = tmp_path / os.fsdecode(b"\xff")
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(inside / SONAME))
