@@ -72,7 +72,7 @@ CUDA = Tests(
      "cuda_backend/test_process_life.py::test_the_thread_that_ends_the_process_can_still_plan",
      "cuda_backend/test_process_life.py::test_a_child_forked_before_any_plan_can_plan",
      "cudnn/test_plan_store.py", "cudnn/test_planning_process.py",
-     "cudnn/test_planner_failures.py", "cudnn/test_engines.py",
+     "cudnn/test_planning_process_failures.py", "cudnn/test_engines.py",
      "cuda_backend/test_known_bad.py", "core/test_threads.py"),
     # That test expects the message of a SIGSEGV, which AddressSanitizer replaces by its report.
     without="test_crash_refuses_its_call_only",
