@@ -148,8 +148,8 @@ def test_forked_process_starts_its_own_planning_process():
 
 
 def test_planning_process_outlives_the_thread_that_started_it():
-    """The operating system ends a planning process with the thread that started it, which must not be
-    the calling one."""
+    """The operating system ends a planning process with the thread that started it, so that is not
+    the caller's thread."""
     process = PlanningProcess(native())
     thread = threading.Thread(target=process.load_cudnn, args=(CUDNN,))
     thread.start()
