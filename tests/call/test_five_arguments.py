@@ -48,7 +48,7 @@ class Stops:
     """The custom call's attributes in the lowered text."""
 
     def one_of_each(self) -> tuple[Arguments, Call, AttentionSpec, CudnnCall]:
-        """The only value at each place where a call stops once."""
+        """The value at each stop that a call passes exactly once."""
         (given,), (call,), (spec,), (kernel,) = (
             self.given,
             self.calls,

@@ -102,7 +102,7 @@ def test_backward_results_are_the_wanted_gradients_in_order():
     assert backward("key", has_lse_grad=True).has("lse_grad")
 
 
-def test_backward_options():
+def test_backward_options_add_residuals_and_cotangents_to_the_forward_options():
     options = backward_options(OPTIONS, ("key",), has_lse_grad=False)
     assert options.operands == ("query", "key", "value", "out", "lse", "out_grad")
     assert options.wanted.gradients == ("key",)
@@ -182,7 +182,7 @@ def test_spec_without_queries_or_keys_is_empty(shapes: dict[str, tuple[int, ...]
     assert AttentionSpec.of(avals(**shapes), OPTIONS).is_empty is is_empty
 
 
-def test_text_of_a_spec():
+def test_text_of_a_spec_has_arrays_and_options():
     text = str(AttentionSpec.of(avals(), OPTIONS))
     arrays = "query bfloat16[2, 3, 8, 16], key bfloat16[2, 5, 4, 16], value bfloat16[2, 5, 4, 24]"
     assert text == f"forward({arrays}, scale=0.25)"

@@ -258,7 +258,7 @@ def test_only_a_plain_single_query_is_tried_unpacked_first(facts: dict[str, Any]
     assert any(call.decodes for call in calls) == is_first
 
 
-def test_limit_of_arrays_by_row():
+def test_too_many_arrays_by_row_give_a_reason():
     """Integer arrays count, although cuDNN does not count them; arrays by head do not."""
     (call, *_) = variants_of(backward_spec(case("call")))
     mods = {"node_arrays": "f 1 8 1 1, i 2 1 256 1, f 1 1 256 1", "score_nodes": "f0 = tanh x"}

@@ -105,7 +105,7 @@ def plugin(tmp_path: Path, name: str, version: str = attn_dispatch.__version__) 
 @needs_cudnn
 @pytest.mark.parametrize("cuda", [12, 13])
 def test_library_in_a_wheel_beside_the_package_is_used(tmp_path, cuda):
-    """Its stand-in libraries, without which it is unusable here, are found as well."""
+    """The wheel's stand-in libraries, without which it is unusable here, are found as well."""
     copy_without_library(tmp_path)
     plugin(tmp_path, f"attn_dispatch_cuda{cuda}")
     message = value_in_copy(

@@ -26,7 +26,9 @@ WITHOUT_PLANNER = CudnnLibrary(
 """What `cudnn.library.find` returns after a plain `pip install .`."""
 
 needs_no_driver = pytest.mark.skipif(
-    cudnn_library.find().can_run, reason="with a driver this process loads cuDNN and keeps it"
+    cudnn_library.find().can_run,
+    reason="needs a machine without an NVIDIA driver: with one, cuDNN would be loaded into the "
+    "test process for good",
 )
 
 

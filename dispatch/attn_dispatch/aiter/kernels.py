@@ -3,7 +3,7 @@
 AITER's C++ dispatch chooses when it is called. The choice is made here already, for three reasons:
 scratch memory depends on it; calls are lowered on machines without AITER; and the C++ dispatch
 accepts calls that AITER's Python layer, which its users run, does not. The rules are the tables of
-rules.py; tests/aiter/test_dispatch.py compares them with AITER's compiled dispatch.
+rules.py; tests/aiter/test_rules_against_aiter.py compares them with AITER's compiled dispatch.
 """
 
 from __future__ import annotations

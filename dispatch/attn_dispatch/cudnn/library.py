@@ -35,7 +35,7 @@ class CudnnLibrary:
     """cuDNN as this process uses it, or the reason why it cannot."""
 
     backend: ModuleType | PlanningProcess | None
-    """The module that has loaded cuDNN: `_cuda` or, without a driver, a `_cuda` in a helper
+    """The module that has loaded cuDNN: `_cuda` or, without a driver, a `_cuda` in the planning
     process, which can plan but not run."""
     version: int = 0
     """91900 for 9.19.0."""
@@ -122,7 +122,7 @@ os.register_at_fork(after_in_child=_load.cache_clear)
 
 @lru_cache
 def _planning_process(native: ModuleType) -> PlanningProcess:
-    """The process that plans for this one; kept if loading cuDNN has to be tried again."""
+    """The planning process of this process; it is kept when cuDNN has to be loaded again."""
     return PlanningProcess(native)
 
 

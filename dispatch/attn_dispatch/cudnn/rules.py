@@ -1,7 +1,7 @@
 """The calls that this version does not run through cuDNN, found without asking cuDNN.
 
-Kernels with known bugs are excluded in cuda_backend/known_bad.cc, and cuDNN's planner refuses what
-else it has no kernel for.
+Kernels with known bugs are excluded in cuda_backend/known_bad.cc. cuDNN refuses the rest that it
+has no kernel for, when it plans.
 """
 
 from __future__ import annotations

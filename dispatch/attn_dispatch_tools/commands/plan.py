@@ -24,8 +24,9 @@ from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
 _DESCRIPTION = """\
 Plan attention calls, for example on a login node or while an image is built, and keep the plans in
 a folder where the processes that make these calls find them. No GPU is needed. Each call is planned
-as it is, and as a forward and a backward pass in training, with the gradients of all arrays that
-have one but no gradient of lse. If several devices share a call, write down the part of one device.
+as it is. For training, a forward and a backward pass are planned as well, with every gradient that
+the call has; lse counts as not differentiated. If several devices share a call, write down the part
+of one device.
 
 Plans are used by processes with the same versions of cuDNN, attn_dispatch and the CUDA driver, on
 exactly the kind of GPU that the target names. Other processes plan again.
