@@ -125,7 +125,7 @@ def test_interleaved_segment_ids_with_max_segments_raise_or_give_nan():
 
 @pytest.mark.parametrize("window", [(-1, -1), (3, -1), -1])
 def test_window_with_minus_1_raises_or_gives_nan(window: Any):
-    error("both ends seen and None, not -1, where a side is open, got", local_window_size=window)
+    error("both ends included, with None, not -1, on an open side, got", local_window_size=window)
     call = jax.jit(lambda w: dot_product_attention(X, X, X, local_window_size=(w, None)))
     assert np.isnan(call(-1)).all()
 
@@ -151,7 +151,7 @@ def test_arrays_with_heads_before_length_warn():
         ((2, 8, 64, 8), (2, 8, 64, 8), {"local_window_size": (15, 0)}),  # wider than 8 keys
     ],
 )
-def test_shorter_arrays_with_heads_before_length_warn_if_something_else_speaks_for_it(
+def test_shorter_arrays_warn_if_the_head_count_grouping_or_window_fits_heads_before_length(
     query: Any, key: Any, options: dict[str, Any]
 ):
     q, k = np.zeros(query, np.float32), np.zeros(key, np.float32)
@@ -286,7 +286,7 @@ def test_lengths_of_queries_alone_warn_in_self_attention(options: dict[str, Any]
             query_seq_lengths=LENGTHS, **options)  # fmt: skip
 
 
-def test_lengths_of_queries_do_not_warn_where_padded_keys_are_hidden_or_meant():
+def test_lengths_of_queries_do_not_warn_if_padding_is_masked_or_it_is_no_self_attention():
     lengths: dict[str, Any] = {"query_seq_lengths": LENGTHS}
     for options in (
         {"key_value_seq_lengths": LENGTHS},

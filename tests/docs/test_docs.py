@@ -1,4 +1,4 @@
-"""README.md and docs: snippets run, commands exist, links have targets, messages are real."""
+"""README.md and docs: snippets run, commands exist, links lead somewhere, messages are real."""
 
 from __future__ import annotations
 

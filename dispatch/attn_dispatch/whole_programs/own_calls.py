@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import cast
 
 from jax.extend.core import JaxprEqn
@@ -11,11 +12,12 @@ from jax.extend.core import JaxprEqn
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.derivatives import attn_jvp_p
+from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
+from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.typed_jax import type_of
-from attn_dispatch.whole_programs.one_device import of_one_device
 from attn_dispatch.whole_programs.places import Place, place_of
 from attn_dispatch.whole_programs.walk import Runs
 
@@ -25,7 +27,7 @@ class Calls:
     """The calls at one line whose forward calls agree in meaning and shapes."""
 
     place: Place | None
-    share: str
+    share: DeviceShare | None
     forward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
     """The forward calls, which may differ in their results, and how often each runs."""
     backward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
@@ -37,15 +39,16 @@ _Key = tuple[Place | None, AttentionSpec]
 class OwnCalls:
     """Collects the calls of a program while it is walked."""
 
-    def __init__(self, sketch: Sketch | None) -> None:
-        self._sketch = sketch
+    def __init__(self, find_sketch: Callable[[], Sketch | None]) -> None:
+        # Only calls along Auto axes need the sketch, for which the program must be lowered.
+        self._find_sketch = cache(find_sketch)
         self._found: dict[_Key, Calls] = {}
 
     def note(self, equation: JaxprEqn, runs: Runs) -> bool:
         """Take the operation if it is a call; returns whether it is one."""
         if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
             return False
-        spec, share = _call_in(equation, self._sketch)
+        spec, share = _call_in(equation, self._find_sketch)
         place = place_of(equation)
         calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
         specs = calls.backward if spec.is_backward else calls.forward
@@ -63,19 +66,22 @@ class Pair:
     """A forward call and its backward call; one of them may be missing."""
 
     place: Place | None
-    share: str
-    """Which part of the program's call it is, if not all of it."""
+    share: DeviceShare | None
+    """On a mesh: which part of the program's call it is."""
     forward: AttentionSpec | None
     forward_runs: Runs
     backward: AttentionSpec | None
     backward_runs: Runs
 
 
-def _call_in(equation: JaxprEqn, sketch: Sketch | None) -> tuple[AttentionSpec, str]:
-    """The call of one device, and how it differs from the program's."""
+def _call_in(
+    equation: JaxprEqn, find_sketch: Callable[[], Sketch | None]
+) -> tuple[AttentionSpec, DeviceShare | None]:
+    """The call of one device, and which part of the program's call it is."""
     types = [type_of(x) for x in equation.invars]
     is_sharded = types[0].sharding.mesh.size > 1
-    by_formula = "all of it; XLA splits the operations of the formula" if is_sharded else ""
+    all_of_it = DeviceShare("all of it; XLA splits the operations of the formula")
+    by_formula = all_of_it if is_sharded else None
     if equation.primitive is by_formula_p:
         return cast("AttentionSpec", equation.params["spec"]), by_formula
     options = cast("AttentionOptions", equation.params["options"])
@@ -83,7 +89,7 @@ def _call_in(equation: JaxprEqn, sketch: Sketch | None) -> tuple[AttentionSpec, 
         wanted = cast("tuple[str, ...]", equation.params["wanted"])
         operands = types[: len(options.operands)]
         return spec_of_tangents(operands, options, wanted), by_formula
-    return of_one_device(types, options, sketch)
+    return of_one_device(types, options, find_sketch)
 
 
 def _meant(spec: AttentionSpec) -> AttentionSpec:
