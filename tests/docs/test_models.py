@@ -12,7 +12,7 @@ from attn_dispatch.core.select import named
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.cases import BY_NAME
 from attn_dispatch_tools.verify.each_rewrite import calls_of
-from tests.scripts.models_table import DOCUMENT, SHOWN, arguments_table, row, runs
+from tests.scripts.models_table import DOCUMENT, SHOWN, arguments_list, row, runs
 from tests.support.backend import needs_cudnn
 from tests.support.extent import EVERY_SIZE
 from tests.support.model_calls import MODEL_CALLS, ModelCall
@@ -47,7 +47,7 @@ def found(call: ModelCall, target: str) -> list[str]:
 def test_the_page_has_all_calls_with_their_shapes_and_arguments():
     assert len(MODEL_CALLS) == len(set(map(str, MODEL_CALLS))) == 48
     assert all(row_of(call) for call in MODEL_CALLS)
-    assert "\n".join(arguments_table()) in PAGE
+    assert "\n".join(arguments_list()) in PAGE
 
 
 @pytest.mark.parametrize("call", MODEL_CALLS, ids=str)

@@ -100,10 +100,9 @@ def taken_on(found: Runs) -> dict[str, list[str]]:
     return targets
 
 
-def arguments_table() -> list[str]:
-    """A row with the shapes, the function and the arguments of each call."""
-    rows = [f"| {x.model} | {x.what} | {x.shapes} | `{x.written}` |" for x in MODEL_CALLS]
-    return ["| model | call | shapes | written as |", "|---|---|---|---|", *rows]
+def arguments_list() -> list[str]:
+    """A line with the shapes, the function and the arguments of each call."""
+    return [f"- **{x.model}**, {x.what}: {x.shapes}. `{x.written}`" for x in MODEL_CALLS]
 
 
 def document(found: Runs) -> str:
@@ -118,7 +117,7 @@ def document(found: Runs) -> str:
     for call in MODEL_CALLS:
         by_target = {target: found[str(call), target] for target in SHOWN}
         lines.append(row(call, by_target, numbers))
-    lines += ["", "## Shapes and arguments", "", ARGUMENTS, *arguments_table()]
+    lines += ["", "## Shapes and arguments", "", ARGUMENTS, *arguments_list()]
     lines += ["", "## Rewrites that they take", ""]
     lines += ["With the GPUs, by architecture, for which one of the calls takes them.", ""]
     lines += [f"{i}. {name} ({', '.join(targets[name])})" for i, name in enumerate(numbers, 1)]
