@@ -8,7 +8,7 @@
 # make soak      20,000 drawn calls and every named one on XLA, every plan, the program of every named call,
 #                all of docs/models.md, and 20,000 hostile inputs of each kind: takes a night
 # make sanitize  builds the C++ with ASan + UBSan and with TSan, and tests it; writes tests/results/sanitize.md
-# make sanitize-quick  a small part of that, in minutes
+# make sanitize-quick  a small part of sanitize, in minutes
 # make docs      the docs as a site, in build/site; a warning is an error
 # make lint      ruff, pyright, clang-format
 # make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
@@ -17,8 +17,8 @@
 # make wheels    builds wheels of the package and its libraries into build/release/dist
 # make release-check   the same, then installs and tries each in fresh environments: takes long
 #
-# Each target sets up what it needs in .venv. The first four need only python3 (3.11 or newer),
-# make, g++ and git.
+# Each command sets up what it needs in .venv. demo, serve, train and finetune need only python3 (3.11
+# or newer), make, g++ and git.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -251,7 +251,7 @@ $(VENV)/train-packages: examples/train_packed/requirements.txt | $(VENV)/jax
 	touch $@
 
 $(VENV)/docs-packages: pyproject.toml | $(VENV)/jax
-	$(PIP) 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27'
+	$(PIP) 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27' ruff  # ruff breaks the lines of signatures
 	touch $@
 
 $(VENV)/dev-packages: pyproject.toml | $(BIN)/python

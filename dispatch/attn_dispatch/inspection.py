@@ -9,7 +9,8 @@ from functools import partial
 from typing import Unpack
 
 import jax
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from attn_dispatch import settings
@@ -21,14 +22,18 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call_steps import Results, normal_form
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.mask_share import mask_share
-from attn_dispatch.core.primitive import attention
+from attn_dispatch.core.one_device import of_one_device
+from attn_dispatch.core.primitive import attention, attn_fwd_p
+from attn_dispatch.core.sketch import Sketch, of_program
+from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.paged import paged_attention, paged_calls
 from attn_dispatch.programs.tracing import Mod, trace
-from attn_dispatch.public_call import Results, normal_form
+from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer
 
 Shaped = ArrayLike | jax.ShapeDtypeStruct
 """An array, or a struct with its shape and dtype."""
@@ -77,10 +82,13 @@ def explain(
         means the target in force if there is one, otherwise JAX's default device.
 
     Returns:
-      An `Explanation`, which prints as a table. `paged_attention` with `cu_seqlens_q` may run as
-      two calls; the one for sequences with a single query is in `single_queries`. If the call has a
-      mask_mod whose arrays are not traced, `mask` has the shares of pairs that attend and that
-      kernels compute; for long calls these are estimates.
+      An `Explanation`, which prints as a table. If the arrays are sharded (their `NamedSharding`,
+      which a `jax.ShapeDtypeStruct` can have too), it explains what one device computes; `share`
+      says which part of the call that is, and how many bytes of operands the device receives first.
+      `paged_attention` with `cu_seqlens_q` may run as two calls; the one for sequences with a
+      single query is in `single_queries`. If the call has a mask_mod whose arrays are not traced,
+      `mask` has the shares of pairs that attend and that kernels compute, of the whole call; for
+      long calls these are estimates.
 
     Raises:
       ValueError: the call is wrong, the target is unknown, or it is None and several are in force.
@@ -90,16 +98,16 @@ def explain(
             return explain(*args, **kwargs)
     if len(targets := settings.current().targets) > 1:
         raise ValueError(f"explain: expected target= with {targets} in force, got None")
-    call = _public_call(args, kwargs)
-    explained = partial(
-        explain_call, device=default_device(), has_lse_grad=call.arguments.return_lse
-    )
-    *singles, spec = _specs(call)
-    found = explained(spec)
+    call, device = _public_call(args, kwargs), default_device()
+    explained = partial(explain_call, device=device, has_lse_grad=call.arguments.return_lse)
+    calls, sketch = _traced(call, device)
+    *singles, found = (explained(*of_one_device(*x, lambda: sketch)) for x in calls)
     if singles:
-        found = replace(found, single_queries=explained(singles[0]))
+        found = replace(found, single_queries=singles[0])
     mask_mod = _known_mask_mod(call.arguments)
-    return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
+    if mask_mod is None:
+        return found
+    return replace(found, mask=mask_share(LeadingCall.of(*calls[-1]).spec, mask_mod))
 
 
 def spec_of(**kwargs: Unpack[CallArguments[Shaped]]) -> AttentionSpec:
@@ -150,15 +158,46 @@ _CALLS_OF: dict[Callable[..., Results], Callable[[Arguments], tuple[Call, ...]]]
 
 
 def _specs(call: _PublicCall) -> tuple[AttentionSpec, ...]:
-    options: list[AttentionOptions] = []
+    return tuple(LeadingCall.of(*x).spec for x in _traced(call, None)[0])
 
-    def operands(traced: dict[str, object]) -> tuple[tuple[jax.Array, ...], ...]:
+
+_TracedCall = tuple[Sequence[ShapedArray], AttentionOptions]
+"""The types of a call's operands, and its options."""
+
+
+def _traced(call: _PublicCall, device: Device | None) -> tuple[list[_TracedCall], Sketch | None]:
+    """The calls that compute a public call, and how the Auto axes of a mesh split them.
+
+    Args:
+      call: the public call.
+      device: a device of the mesh; None does not ask how they are split.
+    """
+    found: list[_TracedCall] = []
+
+    def operands(traced: dict[str, object]) -> list[tuple[jax.Array, ...]]:
         calls = call.calls_of(replace(call.arguments, **traced))
-        options.extend(x.options for x in calls)
-        return tuple(x.operands for x in calls)
+        found.extend(([array_type(x) for x in y.operands], y.options) for y in calls)
+        return [x.operands for x in calls]
 
-    avals = jax.eval_shape(operands, call.arguments.traceable)
-    return tuple(LeadingCall.of(x, y).spec for x, y in zip(avals, options, strict=True))
+    def attend(traced: dict[str, object]) -> list[list[jax.Array]]:
+        each = operands(traced)
+        options = (x for _, x in found)
+        return [bind(attn_fwd_p, *x, options=y) for x, y in zip(each, options, strict=True)]
+
+    given = call.arguments.traceable
+    leaves, _ = flattened(given)
+    is_sharded = device is not None and any(map(_is_sharded, leaves))
+    if device is not None and is_sharded and not any(map(is_tracer, leaves)):
+        program = jax.jit(attend).trace(given)
+        return found, of_program(program, device.platform)
+    jax.eval_shape(operands, given)
+    # How XLA will split a program that is being traced is not known.
+    return found, Sketch() if is_sharded else None
+
+
+def _is_sharded(x: object) -> bool:
+    sharding = array_type(x).sharding if is_tracer(x) else getattr(x, "sharding", None)
+    return isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
 
 
 def _known_mask_mod(arguments: Arguments) -> Mod | None:

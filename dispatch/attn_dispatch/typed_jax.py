@@ -63,6 +63,11 @@ def type_of(x: Var | Literal) -> ShapedArray:
     return cast("ShapedArray", x.aval)
 
 
+def array_type(x: object) -> ShapedArray:
+    """`jax.typeof`: the shape, dtype and sharding of an array that may be traced."""
+    return cast("ShapedArray", jax.typeof(x))
+
+
 def evaluated(body: ClosedJaxpr, *inputs: jax.Array) -> list[jax.Array]:
     """The results of a jaxpr."""
     return cast("list[jax.Array]", jaxpr_as_fun(body)(*inputs))
@@ -81,9 +86,9 @@ class JaxDevice(Protocol):
     local_hardware_id: int
     client: JaxClient
     compute_capability: str
-    """Only GPUs have it."""
+    """GPUs alone have this attribute."""
     core_count: int
-    """Only NVIDIA's GPUs have it."""
+    """NVIDIA's GPUs alone have this attribute."""
 
     def memory_stats(self) -> Mapping[str, int] | None: ...
 

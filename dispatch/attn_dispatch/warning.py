@@ -24,7 +24,8 @@ class AttentionConventionWarning(UserWarning):
 
 
 class AttentionShardingWarning(UserWarning):
-    """A call's arrays are sharded such that devices do more than their share of the call."""
+    """A call's arrays are sharded such that devices compute more than their share of the call, or
+    gather arrays for it."""
 
 
 def _folder(file: str) -> str:

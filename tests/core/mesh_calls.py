@@ -213,6 +213,45 @@ def unsplit_warnings() -> dict[str, list[str]]:
     return found
 
 
+def gather_warnings() -> dict[str, list[str]]:
+    """Warnings of calls and gradients on a mesh whose axis "y" shards keys or pages in some way."""
+
+    def both(f: Any) -> Any:
+        return jax.value_and_grad(lambda *x: f(*x).sum(), (0, 1, 2))
+
+    def paged(q: Any, k: Any, v: Any) -> jax.Array:
+        table, lengths = jnp.zeros((4, 8), jnp.int32), jnp.full(4, 9, jnp.int32)
+        return attn_dispatch.paged_attention(q, k, v, table, lengths)
+
+    decode, keys, pages = (4, 1, 8, 8), (4, 32, 4, 8), (8, 4, 4, 8)
+    batch, rows, heads = P("x"), P("x", "y"), P("x", None, "y")
+    cases = {
+        "keys": (both(attention), batch, decode, rows, keys),
+        "heads": (both(attention), heads, decode, heads, keys),
+        "exchanged": (both(attention), rows, (4, 32, 8, 8), rows, keys),
+        "few kv heads": (both(attention), rows, (4, 32, 8, 8), rows, (4, 32, 2, 8)),
+        "pages": (paged, batch, decode, P("y"), pages),
+        "heads of pages": (paged, batch, decode, P(None, None, "y"), pages),
+    }
+    found = {}
+    for kind in ("Explicit", "Auto"):
+        mesh = make_mesh((2, 4), kind)
+        for name, (f, of_query, query, of_keys, shape) in cases.items():
+            operands = [np.ones(x, np.float32) for x in (query, shape, shape)]
+            specs = (of_query, of_keys, of_keys)
+            given = [placed([x], mesh, to)[0] for x, to in zip(operands, specs, strict=True)]
+            with warnings.catch_warnings(record=True) as caught, jax.set_mesh(mesh):
+                warnings.simplefilter("always")
+                jax.jit(f).lower(*given).compile()
+            found[f"{kind} {name}"] = [
+                f"{x.filename}: {x.message}"
+                for x in caught
+                if x.category is attn_dispatch.AttentionShardingWarning
+            ]
+            attn_dispatch.warning.forget()  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
 def settings_in_force() -> dict[str, list[bool]]:
     """True where settings of a `with` block hold, even for what is compiled after the block."""
     with attn_dispatch.target("gfx942"):
@@ -334,7 +373,8 @@ def main() -> None:
     found = {
         "dims": several_dims(), "mapped": mapped_calls(), "cut": split_axes(), "export": exported(),
         "derivatives": derivatives(),
-        "unsplit": unsplit_warnings(), "nested": nested(), "seeds": seeds(),
+        "unsplit": unsplit_warnings(),
+        "gathers": gather_warnings(), "nested": nested(), "seeds": seeds(),
         "unsharded": unsharded_under_mesh(), "settings": settings_in_force(),
     }  # fmt: skip
     print(json.dumps(found))

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention, explain
@@ -240,3 +242,34 @@ def test_array_window_is_explained_from_its_shape():
     for window in ((side, 0), side):
         text = str(attn_dispatch.explain(x, x, x, local_window_size=window, target="sm90"))
         assert "local_window_size" in text or "band" in text
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_call_of_sharded_arrays_is_that_of_one_device(kind: AxisType):
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+
+    def struct(spec: P, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+    q = struct(P("data", None, "model"), 8, 128, 16, 64)
+    k = struct(P("data", None, "model"), 8, 256, 4, 64)
+    found = explain(q, k, k, target="cpu")
+    assert found.call.shape("query") == (2, 128, 8, 64)
+    assert found.call.shape("key") == (2, 256, 2, 64)
+    assert found.share is not None and found.share.received_bytes == 0
+    assert found.share.split == (("data", 4), ("model", 2))
+    lines = str(found).splitlines()
+    assert "share     one device's part, split along 'data' (4), 'model' (2)" in lines
+    # Each direction is planned for the part of one device.
+    alone = explain(*(jax.ShapeDtypeStruct(found.call.shape(x), jnp.float32)
+                      for x in ("query", "key", "value")), target="cpu")  # fmt: skip
+    assert alone.share is None
+    assert (found.forward, found.backward) == (alone.forward, alone.backward)
+
+    # Keys and values split along their length: a device has an eighth of its 262,144 bytes of each.
+    k = struct(P(None, ("data", "model")), 8, 256, 4, 64)
+    found = explain(q, k, k, target="cpu")
+    assert found.call.shape("key") == (2, 256, 2, 64)
+    assert found.share is not None
+    assert found.share.received_bytes == 2 * 262_144 * 7 // 8
+    assert "receives 459 kB of its operands from other devices" in str(found.share)

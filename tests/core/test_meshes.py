@@ -52,7 +52,8 @@ def test_work_is_shared_with_no_more_collectives_than_jax_nn(report, label):
     ours, theirs = (report["cells"][label][x] for x in ("ours", "jax.nn"))
     layout = label.split("|")[0]
     if layout == "sequence":
-        # Heads are split instead of the length: all-to-all exchanges blocks, no device has all.
+        # Arrays arrive split along the length and are exchanged into parts by heads, so no device
+        # holds a whole array.
         assert ours["share"] <= 0.14
         return
     if "fails" not in theirs:
@@ -112,7 +113,7 @@ def test_part_of_a_mesh_axis_splits_a_call_without_collectives(calls_report):
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
-def test_export_of_sharded_calls(calls_report, kind):
+def test_export_of_sharded_calls_is_correct_and_warns_for_auto_axes(calls_report, kind):
     found = calls_report["export"][kind]
     assert found["error"] <= TOLERANCE
     assert found["warned"] == (["AttentionShardingWarning"] if kind == "Auto" else [])
@@ -122,6 +123,37 @@ def test_call_that_cannot_be_split_warns_once(calls_report):
     for kind in ("Explicit", "Auto"):
         (message,) = calls_report["unsplit"][kind]
         assert "'x' (8 devices)" in message and "4 heads" in message and "batch of 2" in message
+        # Of 8,192 bytes of query, key and value each, a device has an eighth.
+        assert "gathers 21.5 kB of query, key and value" in message
+
+
+@pytest.mark.parametrize("kind", ["Explicit", "Auto"])
+@pytest.mark.parametrize(
+    ("name", "what", "remedy"),
+    [
+        # Of 8,192 bytes of each array, in two batch rows, a device has a quarter.
+        ("keys", "key and value are sharded along their length by 'y' (4 devices), and each "
+         "device gathers 12.3 kB of them", "along kv heads, or let each device attend to its own"),
+        # The axis splits 8 query heads; of the 2 kv heads every device needs one.
+        ("few kv heads", "key and value are sharded along their length by 'y' (4 devices), and "
+         "each device gathers 6.14 kB of them", "remedy: along an axis of at most 2 devices"),
+        ("pages", "key_pages and value_pages are sharded along the number of pages by 'y' "
+         "(4 devices), and each device gathers 6.14 kB of them", "its own pool in a shard_map"),
+    ],
+)  # fmt: skip
+def test_gathered_keys_warn_once_with_their_bytes(
+    calls_report, kind: str, name: str, what: str, remedy: str
+):
+    """Once for a call and its gradients, at the line that makes it."""
+    (message,) = calls_report["gathers"][f"{kind} {name}"]
+    assert what in message and remedy in message
+    assert message.startswith(str(ROOT / "tests/core/mesh_calls.py"))
+
+
+def test_keys_that_are_only_exchanged_do_not_warn(calls_report):
+    quiet = ("heads", "exchanged", "heads of pages")
+    found = [calls_report["gathers"][f"{x} {y}"] for x in ("Explicit", "Auto") for y in quiet]
+    assert found == [[]] * 6
 
 
 @pytest.mark.parametrize("kind", ("Explicit", "Auto"))
@@ -130,11 +162,11 @@ def test_settings_hold_when_shards_are_lowered(calls_report, kind):
     assert calls_report["settings"][kind] == [True] * 3
 
 
-def test_nested_shard_maps(calls_report):
+def test_nested_shard_maps_give_correct_results(calls_report):
     assert calls_report["nested"] <= TOLERANCE
 
 
-def test_calls_on_one_device_under_a_mesh(calls_report):
+def test_calls_on_one_device_under_a_mesh_give_correct_results(calls_report):
     assert calls_report["unsharded"] <= TOLERANCE
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch import dot_product_attention, explain_program, whole_programs
+from attn_dispatch import dot_product_attention, explain, explain_program, whole_programs
 from attn_dispatch.core import primitive
 
 AUTO = (AxisType.Auto, AxisType.Auto)
@@ -60,7 +60,7 @@ def listed(function: Any, *args: Any) -> dict[str, list[str]]:
     found = explain_program(function, *args, target="cpu")
     whole_programs._explained = explained
     specs = {str(x) for pair in pairs for x in (pair.forward, pair.backward) if x is not None}
-    return {"listed": sorted(specs), "share": [x.share for x in found.calls]}
+    return {"listed": sorted(specs), "share": [str(x.share) for x in found.calls]}
 
 
 def partitioned(function: Any, *args: Any) -> list[str]:
@@ -89,7 +89,11 @@ def main() -> None:
         kv_heads = 2 if name == "data and tensor" else 8
         of_keys = P("y", "x") if name == "keys along their length" else spec
         arrays = (struct(spec, 8, 16, 8, 4), struct(of_keys, 8, 16, kv_heads, 4))
-        report[name] = listed(call, *arrays) | {"partitioned": partitioned(call, *arrays)}
+        found = explain(arrays[0], arrays[1], arrays[1], target="cpu")
+        report[name] = listed(call, *arrays) | {
+            "partitioned": partitioned(call, *arrays),
+            "explained": [str(found.call), str(found.share)],
+        }
     arrays = struct(P("x"), 8, 16, 32), struct(P(None, None, None, "y"), 2, 3, 32, 8, 4)
     step = jax.grad(model)
     report["model"] = listed(step, *arrays) | {"partitioned": partitioned(step, *arrays)}

@@ -37,7 +37,7 @@ def place(found: Any) -> Place:
 
 
 @pytest.mark.parametrize("name", [x for x in PROGRAMS if not PROGRAMS[x].is_on_mesh])
-def test_the_list_of_a_training_step(name: str):
+def test_a_training_step_is_listed_with_its_kernels(name: str):
     for package in PROGRAMS[name].packages:
         pytest.importorskip(package)
     program = PROGRAMS[name].make()
@@ -62,7 +62,7 @@ PLACES = {
 """The file of the line that makes a program's call, and the framework's method above it."""
 
 
-def test_the_decoder_of_train_packed_without_remat():
+def test_the_decoder_of_train_packed_is_listed_with_its_kernels():
     pytest.importorskip("flax")
     pytest.importorskip("optax")
     program = model_programs.train_packed("none")
@@ -91,15 +91,15 @@ def test_a_training_step_that_updates_a_module_in_place():
     assert all(isinstance(x, jax.Array) and not is_tracer(x) for x in before)
 
 
-def test_a_model_in_a_shard_map(monkeypatch: pytest.MonkeyPatch):
+def test_a_model_in_a_shard_map_is_listed_with_its_kernels(monkeypatch: pytest.MonkeyPatch):
     """The rows are split along "data". The program is not lowered, as its types say so."""
-    monkeypatch.delattr(whole_programs, "_sketch_of")
+    monkeypatch.delattr(whole_programs, "of_program")
     mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     program = model_programs.smollm2_in_a_shard_map(mesh)
     found = checked(program.step, *program.args)
     assert runs(found) == (2, 2)
     assert found.calls[0].explanation.call.shape("query") == (B, T, N, H)
-    assert found.calls[0].share == "one device's part, in a shard_map over 'data' (4)"
+    assert str(found.calls[0].share) == "one device's part, in a shard_map over 'data' (4)"
 
 
 def test_explicit_axes_split_a_call():
@@ -113,7 +113,7 @@ def test_explicit_axes_split_a_call():
     found = checked(jax.grad(loss), q)
     assert runs(found) == (1, 1)
     assert found.calls[0].explanation.call.shape("query") == (B, T, N, H)
-    assert found.calls[0].share == "one device's part, split along 'data' (4), 'model' (2)"
+    assert str(found.calls[0].share) == "one device's part, split along 'data' (4), 'model' (2)"
 
 
 def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
@@ -126,7 +126,7 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
         return dot_product_attention(q, q, only_elsewhere.bind(q), is_causal=True)
 
     (call,) = explain_program(program, q, target="h100").calls
-    assert call.share == "all of it: how XLA splits it is not known"
+    assert str(call.share) == "all of it: how XLA splits it is not known"
     assert call.explanation.call.shape("query") == q.shape
 
     # Two reshapes leave a part of "data" on each of two dims.
@@ -136,7 +136,7 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
 
     q = struct(4, T, N, H, sharding=NamedSharding(mesh, P("data")))
     (call,) = explain_program(in_parts, q, target="h100").calls
-    assert call.share == "all of it: how XLA splits it is not known"
+    assert str(call.share) == "all of it: how XLA splits it is not known"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
         ("Penzai", "penzai's NamedEinsum.__call__", "attention by matrix products"),
     ],
 )
-def test_the_own_attention_of_a_framework_is_found_out(name: str, through: str, what: str):
+def test_attention_of_each_framework_is_found(name: str, through: str, what: str):
     pytest.importorskip(LAYERS[name].package)
     params, theirs, ours = LAYERS[name].make()
     found = explain_program(jax.grad(lambda *x: theirs(*x).sum()), params, LAYER_X, target="h100")

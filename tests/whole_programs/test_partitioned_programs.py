@@ -43,6 +43,9 @@ def test_the_list_has_the_calls_of_the_partitioned_program(
     assert found["listed"] == found["partitioned"] and len(found["listed"]) == 2
     assert all(f"(query float32{query}" in call for call in found["listed"])
     assert len(found["share"]) == 1 and share in found["share"][0]
+    if "explained" in found:  # `explain` of the call's arrays
+        assert found["explained"][0] in found["partitioned"]
+        assert found["explained"][1] == found["share"][0]
 
 
 def test_the_mesh_need_not_exist(report: Any):

@@ -51,7 +51,7 @@ def forget() -> None:
 def _keys(
     spec: AttentionSpec, device: Device, refused: Refusals, *, of_backward: bool
 ) -> list[object]:
-    call = _forward_of(spec)
+    call = forward_of(spec)
     return [
         (call, device, of_backward, name, reason)
         for name, reasons in refused.items()
@@ -59,7 +59,7 @@ def _keys(
     ]
 
 
-def _forward_of(spec: AttentionSpec) -> AttentionSpec:
+def forward_of(spec: AttentionSpec) -> AttentionSpec:
     """The forward call that a call is or belongs to, whatever it returns."""
     options = _forward_options(spec.options)
     return AttentionSpec(options, spec.operands[: len(options.operands)])

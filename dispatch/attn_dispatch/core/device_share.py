@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +17,60 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.shards import Shards, entry, layout, shard_call
 
 
+@dataclass(frozen=True)
+class DeviceShare:
+    """Which part of a program's call one device computes; `str()` of it is a sentence."""
+
+    text: str
+    split: tuple[tuple[str, int], ...] = ()
+    """The mesh axes that split the call, each with its number of devices."""
+    received_bytes: int = 0
+    """The bytes of operands that the device gets from others before it computes its part."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) -> int:
     """The bytes of operands that each device gets from others before it computes its part.
 
     Args:
       shards: how the call is split.
       call: the whole call.
-      specs: how each operand is sharded before, by name.
+      specs: how operands are sharded before, by name; others are not counted.
     """
     total = 0
     for operand in call.operands:
+        if operand.name not in specs:
+            continue
         before, part = specs[operand.name], shards.spec_of(layout(call, operand.name))
         own = math.prod(operand.shape) * np.dtype(operand.dtype).itemsize
         missing = 1
         for i in range(len(operand.shape)):
             own //= shards.ways(entry(part, i))
             missing *= shards.ways(tuple(x for x in entry(before, i) if x not in entry(part, i)))
-        # Of its part, a device has only what axes left there that no longer split it.
+        # Along axes that sharded the operand before and do not split the call, a device holds one
+        # of `missing` shares of its part, and receives the others.
         total += own - own // missing
     return total
+
+
+def axes_lost(shards: Shards, call: LeadingCall, name: str, before: P) -> dict[str, str]:
+    """The mesh axes that split an operand before, and split nothing of it in the parts that devices
+    compute, each with the letter of its dim.
+
+    Along these axes the operand is gathered; along one that splits another dim, only exchanged.
+    """
+    letters = layout(call, name).split()
+    part = shards.spec_of(" ".join(letters))
+    kept = {axis for i in range(len(letters)) for axis in entry(part, i)}
+    sizes = dict(shards.sizes)
+    return {
+        axis: letter
+        for i, letter in enumerate(letters)
+        for axis in entry(before, i)
+        if axis not in kept and sizes[axis] > 1
+    }
 
 
 def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:

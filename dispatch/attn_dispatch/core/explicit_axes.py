@@ -17,8 +17,8 @@ from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.jax_compat import Context, MlirValues
-from attn_dispatch.core.sharding_warnings import warn_unsplit
-from attn_dispatch.core.shards import Shards, key_operand, layouts, shard_call
+from attn_dispatch.core.sharding_warnings import SplitCall, warn_of_costs
+from attn_dispatch.core.shards import WITH_ROWS, Shards, key_operand, layouts, shard_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +35,9 @@ def explicit_lowering(
     mesh = types[0].sharding.mesh
     whole = LeadingCall.of(types, options)
     shards = explicit_shards(whole, types)
-    warn_unsplit(whole.spec, shards.unused)
+    by_name = zip(options.operands, types, strict=True)
+    specs = {name: x.sharding.spec for name, x in by_name if name in WITH_ROWS}
+    warn_of_costs(SplitCall(whole, shards, specs))
     inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))
 
     def call(*operands: jax.Array) -> list[jax.Array]:

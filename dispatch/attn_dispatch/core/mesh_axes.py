@@ -37,6 +37,12 @@ def mesh_and_specs(
     return candidate, {x: P() if spec is None else spec for x, spec in found.items()}
 
 
+def spec_on(mesh: Mesh, sharding: Sharding, ndim: int) -> P:
+    """The spec of an array on this mesh; that of a whole array if no axes describe its sharding."""
+    found = None if mesh.empty else _spec(sharding, ndim, mesh)
+    return P() if found is None else found
+
+
 def name_of(axis: str) -> str:
     """The mesh axis that contains this axis: itself, or the one that it is a part of."""
     return axis.split(_PART)[0]
@@ -46,7 +52,7 @@ _PART = ", part "
 
 
 def _in_parts(mesh: Mesh) -> Iterator[Mesh]:
-    """The same devices along axes of prime sizes, in every order of the primes of an axis."""
+    """The mesh with axes of prime sizes, for every order of the primes of an axis."""
     for orders in itertools.product(*(_orders(_primes(size)) for size in mesh.shape.values())):
         sizes = {
             f"{name}{_PART}{i}": prime
@@ -81,7 +87,7 @@ def _primes(size: int) -> list[int]:
 
 def _spec(sharding: Sharding, ndim: int, mesh: Mesh) -> P | None:
     """The axes of this mesh that shard each dim; None if no axes describe the sharding."""
-    # A dim as long as the number of devices is divided by any number of parts.
+    # Dims as long as the number of devices: every possible number of shards divides that.
     length = mesh.devices.size
     indices = cast(
         "Mapping[object, tuple[slice, ...]]", sharding.devices_indices_map((length,) * ndim)

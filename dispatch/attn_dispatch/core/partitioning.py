@@ -19,9 +19,9 @@ from attn_dispatch import settings
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.jax_compat import custom_partitioning, set_xla_metadata
-from attn_dispatch.core.mesh_axes import mesh_and_specs
-from attn_dispatch.core.sharding_warnings import warn_unsplit
-from attn_dispatch.core.shards import Shards, key_operand, layouts, shard_call
+from attn_dispatch.core.mesh_axes import mesh_and_specs, spec_on
+from attn_dispatch.core.sharding_warnings import SplitCall, warn_of_costs
+from attn_dispatch.core.shards import WITH_ROWS, Shards, key_operand, layouts, shard_call
 
 _NO_MESH = AbstractMesh((), ())
 
@@ -66,7 +66,13 @@ def _partitioner(
 
     def partition(mesh: Mesh, args: _Args, results: object) -> _Partition:
         mesh, shards = shards_of(mesh, args)
-        warn_unsplit(call.spec, shards.unused)
+        by_name = zip(call.options.operands, args, strict=True)
+        before = {
+            name: spec_on(mesh, x.sharding, len(x.shape))
+            for name, x in by_name
+            if name in WITH_ROWS
+        }
+        warn_of_costs(SplitCall(call, shards, before))
 
         def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # This runs when XLA compiles, in any thread, and maybe after a `with` block of settings

@@ -1,28 +1,56 @@
-"""Warnings, once each, about calls of which devices compute more than their share."""
+"""Warnings, once each, about sharded calls that cost devices more than their share."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jax.sharding import PartitionSpec as P
+
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import call_warnings
+from attn_dispatch.core.device_share import axes_lost, received_bytes
 from attn_dispatch.core.mesh_axes import name_of
+from attn_dispatch.core.shards import OF_KV_HEADS, Shards
+from attn_dispatch.reason import Rule, broken
+from attn_dispatch.text import in_units
 from attn_dispatch.warning import AttentionShardingWarning, warn_once
 
 
-def warn_unsplit(spec: AttentionSpec, axes: tuple[tuple[str, int], ...]) -> None:
-    """Warn that these mesh axes, each with its number of devices, do not split the call."""
-    if axes:
-        devices: dict[str, int] = {}
-        for axis, size in axes:
-            devices[name_of(axis)] = devices.get(name_of(axis), 1) * size
-        named = ", ".join(f"{name!r} ({size} devices)" for name, size in devices.items())
-        warn_once(
-            f"attention is split along batch and heads alone: query is sharded along {named}, and "
-            f"neither its {spec.num_heads} heads nor its batch of {spec.batch} divide further. The "
-            "arrays are gathered, and devices along that axis compute the same\n"
-            f"  call: {spec}",
-            AttentionShardingWarning,
-            call_warnings.line_of(spec.options),
-        )
+@dataclass(frozen=True)
+class SplitCall:
+    """A call and how it is split."""
+
+    call: LeadingCall
+    shards: Shards
+    specs: Mapping[str, P]
+    """How query and the operands that have kv heads are sharded before."""
+
+    @property
+    def lost(self) -> dict[str, dict[str, str]]:
+        """Each operand with kv heads that is gathered, and the mesh axes along which it is.
+
+        An axis has the letter of the dim that it splits. Those along which query is gathered too
+        are left out.
+        """
+        unused = dict(self.shards.unused)
+        found = {
+            name: {
+                axis: letter
+                for axis, letter in axes_lost(self.shards, self.call, name, spec).items()
+                if axis not in unused
+            }
+            for name, spec in self.specs.items()
+            if name in OF_KV_HEADS
+        }
+        return {name: axes for name, axes in found.items() if axes}
+
+
+def warn_of_costs(split: SplitCall) -> None:
+    """Warn of all that a call costs beyond the share of each device."""
+    for reason in broken(_RULES, split):
+        _warn(reason.with_remedy, split.call.spec)
 
 
 def warn_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
@@ -34,10 +62,93 @@ def warn_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
         else "is lowered for more devices than this process has, along Auto mesh axes: how to "
         "split the call cannot be put into the program."
     )
-    warn_once(
+    _warn(
         f"attention {how} XLA splits it in its own way, and gathers the operands of GPU kernels; "
-        "with Explicit axes, or inside a shard_map, each device keeps its share\n"
-        f"  call: {spec}",
-        AttentionShardingWarning,
-        call_warnings.line_of(spec.options),
+        "with Explicit axes, or inside a shard_map, each device keeps its share",
+        spec,
     )
+
+
+def _warn(text: str, spec: AttentionSpec) -> None:
+    """Warn where the call was made; a call and its backward call get one warning."""
+    forward = call_warnings.forward_of(spec)
+    line = call_warnings.line_of(spec.options)
+    warn_once(f"{text}\n  call: {forward}", AttentionShardingWarning, line)
+
+
+def _unused(split: SplitCall) -> dict[str, object]:
+    return {
+        "axes": _named(split.shards, [axis for axis, _ in split.shards.unused]),
+        "heads": split.call.spec.num_heads,
+        "batch": split.call.spec.batch,
+        "received": in_units(received_bytes(split.shards, split.call, split.specs)),
+    }
+
+
+_ALONG = {
+    "s": "their length", "p": "the number of pages", "e": "the rows of a page", "k": "their heads",
+    "h": "the head dim", "v": "the head dim",
+}  # fmt: skip
+"""The dims of operands with kv heads, by their letters in shards.py; others are of the batch."""
+
+
+def _lost(split: SplitCall) -> dict[str, object]:
+    lost = split.lost
+    letters = [letter for axes in lost.values() for letter in axes.values()]
+    received = received_bytes(split.shards, split.call, {x: split.specs[x] for x in lost})
+    return {
+        "arrays": " and ".join(lost),
+        "are": "are" if len(lost) > 1 else "is",
+        "along": " and ".join(dict.fromkeys(_ALONG.get(x, "the batch") for x in letters)),
+        "axes": _named(split.shards, [axis for axes in lost.values() for axis in axes]),
+        "received": in_units(received),
+    }
+
+
+def _remedy_for_lost(split: SplitCall) -> str:
+    shards, spec, lost = split.shards, split.call.spec, split.lost
+    axes = {axis: letter for of_one in lost.values() for axis, letter in of_one.items()}
+    own_heads = spec.num_kv_heads // shards.ways(shards.kv_heads)
+    if any(axis in shards.groups for axis in axes):  # they split query heads, not kv heads
+        few = f"along an axis of at most {own_heads} devices, kv heads are exchanged instead"
+        return few if own_heads > 1 else ""
+    arrays = " and ".join(lost)
+    remedies = []
+    if own_heads % shards.ways(tuple(axes)) == 0:
+        remedies.append(f"shard {arrays} along kv heads")
+    if spec.is_paged:
+        remedies.append("give each device its own pool in a shard_map, as docs/serving.md does")
+    elif set(axes.values()) == {"s"}:
+        remedies.append(
+            "let each device attend to its own keys in a shard_map and merge the results by lse, "
+            "as docs/meshes.md does"
+        )
+    return ", or ".join(remedies)
+
+
+_RULES = (
+    Rule[SplitCall](
+        "sharding/query",
+        lambda x: bool(x.shards.unused),
+        "attention is split along batch and heads alone: query is sharded along {axes}, and "
+        "neither its {heads} heads nor its batch of {batch} divide further. Each device gathers "
+        "{received} of query, key and value, and those along that axis compute the same",
+        facts=_unused,
+    ),
+    Rule[SplitCall](
+        "sharding/keys",
+        lambda x: bool(x.lost),
+        "attention is split along batch and heads alone: {arrays} {are} sharded along {along} by "
+        "{axes}, and each device gathers {received} of them in every call",
+        remedy=_remedy_for_lost,
+        facts=_lost,
+    ),
+)
+
+
+def _named(shards: Shards, axes: Sequence[str]) -> str:
+    """Mesh axes by the names that the user gave, each with its number of devices."""
+    sizes, devices = dict(shards.sizes), dict[str, int]()
+    for axis in dict.fromkeys(axes):
+        devices[name_of(axis)] = devices.get(name_of(axis), 1) * sizes[axis]
+    return ", ".join(f"{name!r} ({size} devices)" for name, size in devices.items())

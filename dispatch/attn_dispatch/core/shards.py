@@ -49,8 +49,11 @@ LAYOUTS = {
 }
 """The axes of operands and results, by the letters of operands.py. b is all leading dims."""
 
-_OF_KV_HEADS = ("key", "value", "key_pages", "value_pages")
+OF_KV_HEADS = ("key", "value", "key_pages", "value_pages")
 """The operands [..., K, dim]."""
+
+WITH_ROWS = ("query", *OF_KV_HEADS)
+"""The operands [..., rows, heads, dim], along whose rows a call is not split."""
 
 
 def layout(call: LeadingCall, name: str) -> str:
@@ -77,7 +80,7 @@ def layouts(call: LeadingCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _letters(call: LeadingCall, name: str) -> list[str]:
     """The axes of an operand or result as if it were broadcast along none; first b0, b1, …"""
     if is_mod_operand(name):
-        # It is whole on every device: a mod may read any part of it.
+        # Such an array is whole on every device: a mod may read any part of it.
         position, rank = call.options.operands.index(name), len(call.shape(name)) - len(call.dims)
         inner = [f"m{position}x{i}" for i in range(rank)]
     else:
@@ -221,7 +224,7 @@ def own_operands(
     own, options = dict(zip(call.options.operands, operands, strict=True)), call.options
     heads = shards.own_kv_heads(call.spec)
     if heads is not None:
-        for name in (x for x in _OF_KV_HEADS if x in own):
+        for name in (x for x in OF_KV_HEADS if x in own):
             own[name] = jnp.take(own[name], heads, axis=-2, mode="clip")
     if "dropout_key" in own and (any(shards.leading) or shards.heads):
         own |= shards.own_dropout(call, own["dropout_key"])

@@ -108,19 +108,24 @@ class Sketch:
 def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
     """How Auto axes split the calls of a program that is traced.
 
+    The sketch has no call if the program has an operation that cannot be lowered here.
+
     Args:
       program: a program for several devices, which need not exist.
       platform: the platform of the devices.
     """
     sketch = Sketch()
-    # Lowering is not for running: what it would warn of is in the list.
+    # This lowering only finds shardings: its fallbacks are in the list that the user gets.
     silent = replace(settings.current(), fallback="silent")
-    with _lowering(sketch), settings.restored(silent):
-        module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
-    with module.context, ir.Location.unknown():
-        inline_calls(module)
-        passmanager.PassManager.parse(_PASSES).run(module.operation)
-        sketch.read(module)
+    try:
+        with _lowering(sketch), settings.restored(silent):
+            module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+        with module.context, ir.Location.unknown():
+            inline_calls(module)
+            passmanager.PassManager.parse(_PASSES).run(module.operation)
+            sketch.read(module)
+    except Exception:  # an operation of the user's that cannot be lowered here raises anything
+        return Sketch()
     return sketch
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import jax
 from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 from attn_dispatch import settings
 from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
-from attn_dispatch.core.sketch import Sketch, of_program
+from attn_dispatch.core.sketch import of_program
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
@@ -62,7 +61,9 @@ def explain_program(
         raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
     device = default_device()
     program = traced(function, args, device, mesh)
-    own, others = OwnCalls(lambda: _sketch_of(program, device)), OtherCalls()
+    is_on_mesh = is_for_several_devices(program)
+    own = OwnCalls(lambda: of_program(program, device.platform) if is_on_mesh else None)
+    others = OtherCalls()
 
     def rule(equation: JaxprEqn, facts: Sequence[Fact | None], runs: Runs) -> Sequence[Fact | None]:
         if own.note(equation, runs):
@@ -118,18 +119,8 @@ def assert_kernels(
     return found
 
 
-def _sketch_of(program: jax.stages.Traced, device: Device) -> Sketch | None:
-    """How the Auto axes of a mesh split the program's calls; None if it is for one device."""
-    if not is_for_several_devices(program):
-        return None
-    try:
-        return of_program(program, device.platform)
-    except Exception:  # an operation of the user's that cannot be lowered here raises anything
-        return Sketch()
-
-
 def _explained(pair: Pair, device: Device) -> ProgramCall:
     call = pair.forward or pair.backward
     assert call is not None
-    explanation = explain_specs(call, device, pair.forward, pair.backward)
-    return ProgramCall(pair.place, pair.forward_runs, pair.backward_runs, pair.share, explanation)
+    explanation = explain_specs(call, device, pair.forward, pair.backward, pair.share)
+    return ProgramCall(pair.place, pair.forward_runs, pair.backward_runs, explanation)

@@ -12,11 +12,12 @@ from jax.extend.core import JaxprEqn
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.derivatives import attn_jvp_p
+from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
+from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.typed_jax import type_of
-from attn_dispatch.whole_programs.one_device import of_one_device
 from attn_dispatch.whole_programs.places import Place, place_of
 from attn_dispatch.whole_programs.walk import Runs
 
@@ -26,7 +27,7 @@ class Calls:
     """The calls at one line whose forward calls agree in meaning and shapes."""
 
     place: Place | None
-    share: str
+    share: DeviceShare | None
     forward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
     """The forward calls, which may differ in their results, and how often each runs."""
     backward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
@@ -65,8 +66,8 @@ class Pair:
     """A forward call and its backward call; one of them may be missing."""
 
     place: Place | None
-    share: str
-    """Which part of the program's call it is, if not all of it."""
+    share: DeviceShare | None
+    """On a mesh: which part of the program's call it is."""
     forward: AttentionSpec | None
     forward_runs: Runs
     backward: AttentionSpec | None
@@ -75,11 +76,12 @@ class Pair:
 
 def _call_in(
     equation: JaxprEqn, find_sketch: Callable[[], Sketch | None]
-) -> tuple[AttentionSpec, str]:
-    """The call of one device, and how it differs from the program's."""
+) -> tuple[AttentionSpec, DeviceShare | None]:
+    """The call of one device, and which part of the program's call it is."""
     types = [type_of(x) for x in equation.invars]
     is_sharded = types[0].sharding.mesh.size > 1
-    by_formula = "all of it; XLA splits the operations of the formula" if is_sharded else ""
+    all_of_it = DeviceShare("all of it; XLA splits the operations of the formula")
+    by_formula = all_of_it if is_sharded else None
     if equation.primitive is by_formula_p:
         return cast("AttentionSpec", equation.params["spec"]), by_formula
     options = cast("AttentionOptions", equation.params["options"])

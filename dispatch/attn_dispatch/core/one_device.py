@@ -1,0 +1,86 @@
+"""The part of an attention call that one device computes, from the types of its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from jax.core import ShapedArray
+from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.device_share import DeviceShare, device_spec, received_bytes
+from attn_dispatch.core.explicit_axes import explicit_shards
+from attn_dispatch.core.shards import Shards
+from attn_dispatch.core.sketch import Sketch
+from attn_dispatch.text import in_units
+
+
+def of_one_device(
+    types: Sequence[ShapedArray],
+    options: AttentionOptions,
+    find_sketch: Callable[[], Sketch | None],
+) -> tuple[AttentionSpec, DeviceShare | None]:
+    """The call of one device, and which part of the program's call that is.
+
+    The share is None in a program for one device.
+
+    Args:
+      types: the types of the operands. In a shard_map they have the shapes on one device.
+      options: the options of the call.
+      find_sketch: returns how Auto axes split the calls of the program, if it is for several
+        devices.
+    """
+    whole = LeadingCall.of(types, options)
+    mesh = types[0].sharding.mesh
+    kinds = set(mesh.axis_types)
+    # As in primitive.py, which lowers the call: types show how it is split, if no axis is Auto.
+    if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
+        specs = {x: y.sharding.spec for x, y in zip(options.operands, types, strict=True)}
+        return _part(whole, explicit_shards(whole, types), specs)
+    manual, auto = (_of_kind(mesh, kind) for kind in (AxisType.Manual, AxisType.Auto))
+    if manual:
+        part = f"one device's part, in a shard_map over {_named(manual)}"
+        part += f"; all devices along {_named(auto)} compute it" if auto else ""
+        return whole.spec, DeviceShare(part, manual)
+    sketch = find_sketch()
+    if sketch is None:
+        return whole.spec, None
+    ways = sketch.find(whole)
+    if not ways:
+        return whole.spec, DeviceShare("all of it: how XLA splits it is not known")
+    # The call may be split differently at several places: show where a device computes most.
+    shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
+    spec, share = _part(whole, shards, ways[shards])
+    if len(ways) > 1:
+        share = replace(share, text=f"{share}; at other places it is split otherwise")
+    return spec, share
+
+
+def _part(
+    call: LeadingCall, shards: Shards, specs: Mapping[str, P]
+) -> tuple[AttentionSpec, DeviceShare]:
+    sizes = dict(shards.sizes)
+    axes = (*sum(shards.leading, ()), *shards.heads)
+    split = tuple((axis, sizes[axis]) for axis in axes if sizes[axis] > 1)
+    idle = tuple((x, size) for x, size in sizes.items() if size > 1 and x not in axes)
+    notes = [f"one device's part, split along {_named(split)}"] if split else []
+    notes += [f"all devices along {_named(idle)} compute the same"] if idle else []
+    received = received_bytes(shards, call, specs)
+    if received:
+        notes.append(f"receives {in_units(received)} of its operands from other devices")
+    return device_spec(shards, call), DeviceShare("; ".join(notes), split, received)
+
+
+def _of_kind(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[tuple[str, int], ...]:
+    """The axes of one kind that have more than one device, each with its number of devices."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    axes = (name for name, its in kinds if its == kind)
+    return tuple((x, mesh.shape[x]) for x in axes if mesh.shape[x] > 1)
+
+
+def _named(axes: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{axis!r} ({size})" for axis, size in axes)
