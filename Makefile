@@ -8,7 +8,7 @@
 # make soak      20,000 drawn calls and every named one on XLA, every plan, the program of every named call,
 #                all of docs/models.md, and 20,000 hostile inputs of each kind: takes a night
 # make sanitize  builds the C++ with ASan + UBSan and with TSan, and tests it; writes tests/results/sanitize.md
-# make sanitize-quick  a small part of that, in minutes
+# make sanitize-quick  a small part of sanitize, in minutes
 # make docs      the docs as a site, in build/site; a warning is an error
 # make lint      ruff, pyright, clang-format
 # make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
@@ -17,8 +17,8 @@
 # make wheels    builds wheels of the package and its libraries into build/release/dist
 # make release-check   the same, then installs and tries each in fresh environments: takes long
 #
-# Each target sets up what it needs in .venv. The first four need only python3 (3.11 or newer),
-# make, g++ and git.
+# Each command sets up what it needs in .venv. demo, serve, train and finetune need only python3 (3.11
+# or newer), make, g++ and git.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -69,14 +69,14 @@ train: $(VENV)/train-packages
 finetune: $(VENV)/demo-packages $(VENV)/train-packages
 	$(BIN)/python -m examples.finetune $(FINETUNE)
 
-# Tests and scripts find an older cuDNN and the sources of AITER by these variables.
+# Tests and scripts find an older cuDNN, the sources of AITER and JAX's CUDA plugin by these variables.
 VENDORS := ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
-  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter
+  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter ATTN_DISPATCH_TEST_CUDA_PLUGIN=$(CURDIR)/$(VENV)/cuda-plugin
 TESTS_IN_PARALLEL = LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" $(BIN)/python -m pytest -n auto --maxprocesses 4 \
   --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
-    $(VENV)/amd-aiter $(VENV)/jax-source $(VENV)/framework-packages
+    $(VENV)/amd-aiter $(VENV)/jax-source $(VENV)/framework-packages $(VENV)/cuda-plugin
 	$(VENDORS) ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) $(TESTS_IN_PARALLEL)
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
@@ -251,7 +251,7 @@ $(VENV)/train-packages: examples/train_packed/requirements.txt | $(VENV)/jax
 	touch $@
 
 $(VENV)/docs-packages: pyproject.toml | $(VENV)/jax
-	$(PIP) 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27'
+	$(PIP) 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27' ruff  # ruff breaks the lines of signatures
 	touch $@
 
 $(VENV)/dev-packages: pyproject.toml | $(BIN)/python
@@ -267,6 +267,12 @@ $(VENV)/cudnn-9.12: | $(BIN)/python
 # with AITER's.
 $(VENV)/amd-aiter: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp amd-aiter==0.1.7.post2.dev18
+	mv $@.tmp $@
+
+# JAX's plugin for CUDA, with which XLA compiles for GPUs that are not present.
+$(VENV)/cuda-plugin: | $(VENV)/jax
+	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
+	  $(PIP) --no-deps --target $@.tmp jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
 	mv $@.tmp $@
 
 # JAX's tests, which are neither in its wheel nor in its sdist. If git cannot clone them, and

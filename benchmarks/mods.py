@@ -94,7 +94,7 @@ def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
         read, size, is_causal = [], {}, "is_causal" in CALLS[name]
         options = partial(dict, CALLS[name])
     *given, out_grad = arrays(_SIZE | size)
-    # With a gradient of what the mod reads, XLA must be allowed: it computes that one.
+    # With a gradient of what the mod reads, XLA must be allowed: XLA computes that gradient.
     made = {
         "cudnn": (programs(options, None if read else "cudnn"), read),
         "xla": (programs(options, "xla"), read),
@@ -120,7 +120,7 @@ def main() -> None:
     args = arguments("Speed of score_mod and mask_mod.", rounds=3, seconds=0.05)
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
-    print("microseconds; the time of the call without mods over that, and of XLA over that")
+    print("us with mods on the kernel; time without mods / with mods; time on XLA / on the kernel")
     rows = {}
     for name in (*CALLS, *LEARNED):
         rows[name] = row = measure(name, args.rounds, args.seconds)

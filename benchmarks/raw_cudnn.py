@@ -69,13 +69,13 @@ class RawPass:
     """One direction of one cell, with every plan that cuDNN's heuristics propose.
 
     Args:
-      target: what cuDNN plans for: a handle, or the properties of a device that is not here.
+      planned_for: what cuDNN plans for: a handle, or the properties of a device that is not here.
     """
 
     def __init__(
         self,
         query: jax.ShapeDtypeStruct,
-        target: Mapping[str, Any],
+        planned_for: Mapping[str, Any],
         *,
         is_causal: bool,
         has_lse: bool = False,
@@ -86,9 +86,9 @@ class RawPass:
             io_data_type=cudnn.data_type.BFLOAT16,
             intermediate_data_type=cudnn.data_type.FLOAT,
             compute_data_type=cudnn.data_type.FLOAT,
-            **target,
+            **planned_for,
         )
-        self._handle = target.get("handle")
+        self._handle = planned_for.get("handle")
         options: dict[str, Any] = {"attn_scale": 1 / math.sqrt(query.shape[-1])}
         if is_causal:
             options["diagonal_band_right_bound"] = 0
@@ -158,11 +158,11 @@ class Raw:
         query = arrays[0]
         self._driver = driver
         shape = jax.ShapeDtypeStruct(query.shape, query.dtype)
-        target = {"handle": handle}
+        planned_for = {"handle": handle}
         self._passes = {
-            "forward": RawPass(shape, target, is_causal=is_causal),
-            "forward with lse": RawPass(shape, target, is_causal=is_causal, has_lse=True),
-            "backward": RawPass(shape, target, is_causal=is_causal, is_backward=True),
+            "forward": RawPass(shape, planned_for, is_causal=is_causal),
+            "forward with lse": RawPass(shape, planned_for, is_causal=is_causal, has_lse=True),
+            "backward": RawPass(shape, planned_for, is_causal=is_causal, is_backward=True),
         }
         lse = jnp.zeros((query.shape[0], query.shape[2], query.shape[1]), jnp.float32)
         workspace = max(x.workspace_bytes for x in self._passes.values())

@@ -282,8 +282,8 @@ def load(size: Size, rounds: int, left_out: tuple[str, ...] = ()) -> dict[str, A
     ratios = [min(x) / y for *x, y in zip(*others, seconds["continuous"], strict=True)]
     found["ratios"] = ratios
     print(
-        f"continuous over the faster static batch: {min(ratios):.2f} to {max(ratios):.2f} in "
-        f"{rounds} rounds; same answers {found['same_answers']:.3f}",
+        f"continuous batching is {min(ratios):.2f} to {max(ratios):.2f} times as fast as the "
+        f"faster static batch in {rounds} rounds; same answers {found['same_answers']:.3f}",
         flush=True,
     )
     return found

@@ -5,8 +5,8 @@
 namespace attn_dispatch {
 namespace {
 
-// How the names of the statuses begin that are not the call's fault, as cudnnGetErrorString writes
-// them.
+// How the names begin of statuses for which the machine, not the call, is at fault, as
+// cudnnGetErrorString writes them.
 constexpr const char* kMachineStatuses[] = {
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR",
@@ -26,7 +26,8 @@ std::string line_at(const std::string& text, size_t position) {
   return text.substr(start, text.find('\n', position) - start);
 }
 
-// cuDNN reports every engine that it tried, each with a page of warnings: the first reason of them.
+// The first reason in a message, which lists every engine that cuDNN tried, each with a page of
+// warnings.
 std::string first_reason(const std::string& message) {
   const auto reason = message.find("Reason: ");
   if (reason == std::string::npos) return message.substr(0, message.find('\n'));

@@ -38,9 +38,9 @@ class CudnnScope {
 // will end without running the destructors of its libraries.
 void close_cudnn_and_wait(std::chrono::milliseconds limit);
 
-// Call this right before the process exits. If it must end without destructors, this puts them
-// behind the end once more: a thread inside cuDNN may have loaded a library, and registered
-// destructors, since.
+// Call this right before the process exits. If destructors must not run, this registers the
+// immediate exit again, so that it precedes those that a thread inside cuDNN has registered since,
+// by loading a library.
 void before_destructors();
 
 // Lets forked children notice that they are children. Call it once per process.

@@ -63,7 +63,7 @@ auto in_cudnn(Function&& function) {
   return function();
 }
 
-// The same for a function of a call's spec, whose failure is thrown.
+// Calls a function of a call's spec inside cuDNN, and throws its failure.
 template <typename Function>
 auto in_cudnn_with_spec(const py::dict& attributes, Function&& function) {
   const SdpaSpec spec = spec_from(attributes);

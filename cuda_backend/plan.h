@@ -56,7 +56,7 @@ Result<std::string> device_properties(int32_t device_ordinal);
 Result<std::shared_ptr<const Plan>> plan_for(const SdpaSpec& spec,
                                              const std::string& device_properties);
 
-// The same. If the spec names an engine that cuDNN does not have here, the plan with the engine of
+// As plan_for. But if cuDNN here lacks the engine that the spec names, the plan has the engine of
 // cuDNN's heuristics: the program may have been lowered for another version of cuDNN.
 Result<std::shared_ptr<const Plan>> plan_to_run(const SdpaSpec& spec,
                                                 const std::string& device_properties);

@@ -41,8 +41,8 @@ struct Text : std::string {
   FIELD(int64_t, page_size)     /* keys in a page; 0: keys are not in pages */            \
   FIELD(int64_t, num_pages)     /* pages of key, and of value */                          \
   FIELD(bool, has_value_table)  /* value has a page table besides that of key */          \
-  FIELD(bool, bends_scores)     /* scores are changed by more than an addition */         \
-  FIELD(bool, moves_scores)     /* scores are changed by more than a soft cap */          \
+  FIELD(bool, bends_scores)     /* the gradient of the scores changes too */              \
+  FIELD(bool, moves_scores)     /* score_mod, mask_mod or ALiBi is applied */             \
   FIELD(Text, score_nodes)      /* the score program (score_program.h); "": none */       \
   FIELD(Text, gradient_nodes)   /* backward: the program of the gradient; "": 1 */        \
   FIELD(Text, node_arrays)      /* arrays the programs read: "f 1 8 1 1, i 1 1 1 300" */  \

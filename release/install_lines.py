@@ -148,6 +148,7 @@ EXPECTED = {
     "pip install dew-flash-attn-cu13": Expected(_has("dew-flash-attn-cu13"), python="3.12"),
     "pip install dew-flash-attn-cu12": Expected(_has("dew-flash-attn-cu12"), python="3.12"),
     "pip install 'fa4-jax[cu13]'": Expected(_has("fa4-jax"), python="3.12"),
+    "pip install optax rich": Expected(_has("optax", "rich")),
     "pip install shtab": Expected(_runs("attn-dispatch", "completion", "bash"), after=(_PURE,)),
     "pip install matplotlib": Expected(
         _runs("attn-dispatch", "mask", "--seq", "8", "--causal", "--out", "mask.svg"),

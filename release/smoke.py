@@ -46,7 +46,7 @@ assert f"attn_dispatch {attn_dispatch.__version__}, jax {jax.__version__}" in in
 half = jax.ShapeDtypeStruct((2, 4096, 32, 128), jnp.bfloat16)
 plan = explain(half, half, half, is_causal=True, target="b200")
 if expected == "none":
-    assert plan.chosen_forward == "xla", plan
+    assert plan.chosen_forward == "unknown", plan
     assert "installed without its CUDA library" in " ".join(info.split()), info
     print("XLA")
     sys.exit()

@@ -39,7 +39,7 @@ int RunOnDeviceThread(const std::function<int()>& work, char* message, int32_t s
 
 // A scope in which HIP's last error is AITER's: it clears the error at both ends. Since HIP 7 the
 // last error is that of any earlier call in the thread, and CK stops after its first kernel if
-// there is one. An error that AITER leaves behind would be taken for one of the calls that follow.
+// there is one. An error that AITER leaves behind would be blamed on a later call.
 struct HipErrorScope {
   HipErrorScope() { (void)hipGetLastError(); }
   ~HipErrorScope() { (void)hipGetLastError(); }

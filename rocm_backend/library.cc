@@ -39,8 +39,7 @@ bool find_hip(void* library, Hip& hip) {
 Result<Aiter> open(const std::string& path, const std::string& arch) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   const auto failure = [library](const std::string& sentence) -> Status {
-    // Another file may have this path next time, and for a path that is open the loader returns the
-    // library that it has.
+    // Close it: dlopen returns an open library again, even if the file at its path is replaced.
     if (library) dlclose(library);
     return {Code::kLibrary, sentence};
   };

@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items):
     """Run the longest files first, so that no core is idle at the end."""
     longest = (
         "cudnn/test_planning.py", "xla/test_conformance.py", "xla/test_draws.py",
-        "core/test_meshes.py", "aiter/test_conformance.py", "aiter/test_dispatch.py",
+        "core/test_meshes.py", "aiter/test_conformance.py", "aiter/test_rules_against_aiter.py",
         "core/rewrites/test_rewrites.py", "core/rewrites/test_whole_pages.py",
         "core/test_partitioning.py", "core/test_forward_mode.py", "tools/verify/test_judge.py",
         "tools/verify/test_verify.py", "serve/test_serve.py", "flash/test_flash.py",

@@ -89,7 +89,7 @@ def test_calls_without_a_batch_axis_agree_with_jax_nn():
 
 
 def test_query_lengths_agree_except_for_the_lse_of_padding_rows():
-    """Both give padding rows 0 and the same gradients; only our call gives them an lse of -inf."""
+    """Both calls give padding rows 0 and the same gradients; only ours gives their lse as -inf."""
     options = {"query_seq_lengths": np.array([4, 7]), "key_value_seq_lengths": np.array([9, 5])}
     (ours, (out, residual)), (theirs, (their_out, their_residual)) = ours_and_theirs(options)
     assert_close(out, their_out)

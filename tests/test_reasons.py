@@ -141,7 +141,7 @@ def test_the_top_left_mask_is_no_remedy_with_query_lengths():
     assert "top-left" not in remedy and "mask" in remedy
 
 
-def test_no_gradient_of_a_row_bias_is_a_remedy_if_it_is_0():
+def test_stop_gradient_is_the_remedy_for_a_row_bias_whose_gradient_is_0():
     def remedy(**facts: Any) -> str:
         case = Case("call", t=8, s=8, bias=(1, 1, 8, 1), **facts)
         forward = spec_of(case.forward_options(), case.avals())
@@ -158,7 +158,7 @@ def test_no_gradient_of_a_row_bias_is_a_remedy_if_it_is_0():
 # Rules and facts.
 
 
-def test_only_sentences_of_others_become_rules():
+def test_rules_are_made_from_sentences_of_cudnn_and_other_packages_alone():
     folder = Path(attn_dispatch.__file__).parent
     callers = {
         path.relative_to(folder).as_posix(): re.findall(r"reason_from_sentence\(\s*(\S+?),", text)
@@ -209,7 +209,7 @@ def test_each_known_bug_of_cudnn_is_a_rule():
     )
 
 
-def test_a_condition_of_cudnns_code_is_not_all_that_a_reason_says():
+def test_cudnns_condition_is_preceded_by_a_sentence_of_ours():
     call = plain_call()
     error = "cuDNN has no engine for it: kcfg.cta_tile.M != 64 || kcfg.cta_tile.N != 64"
     of_any = cudnn._planning_reason(error, "9.28.1", call)

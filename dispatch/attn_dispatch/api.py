@@ -14,8 +14,8 @@ from attn_dispatch.call.layouts import QkvLayout
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
+from attn_dispatch.call_steps import Results, normal_form, run
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
-from attn_dispatch.public_call import Results, normal_form, run
 
 
 @hints_at_foreign_names
@@ -97,10 +97,10 @@ def dot_product_attention(
         traced length out of that range makes its whole batch row NaN.
       key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are padding.
         Traced ones out of range as for query_seq_lengths.
-      local_window_size: w, or (left, right), inclusive: query i sees keys j with
-        i + offset - left <= j <= i + offset + right. None on a side leaves it open. A side may also
-        be a traced integer array [], for example from a scan over layers; kernels then run the
-        window as a mask.
+      local_window_size: (left, right), inclusive: query i sees keys j with
+        i + offset - left <= j <= i + offset + right; w means (w, w). None on a side leaves it open.
+        A side may also be a traced integer array [], for example from a scan over layers; kernels
+        then run the window as a mask.
       logits_soft_cap: c > 0, of a size as for scale: scores become c · tanh(score / c)
         (arXiv:2408.00118). None: no cap.
       alibi_slopes: floating [N] or [B, N]; slope · |i + offset - j| is subtracted from the score
@@ -256,7 +256,7 @@ def ragged_dot_product_attention(
         below mean what they mean in `dot_product_attention`.
       is_causal: causality, windows, alignment and ALiBi count positions inside the sequence.
       causal_alignment: "top_left" or "bottom_right"; None as in `dot_product_attention`.
-      local_window_size: w, or (left, right), inclusive; None leaves a side open.
+      local_window_size: (left, right), inclusive, or w for (w, w); None leaves a side open.
       logits_soft_cap: c > 0; scores become c · tanh(score / c).
       alibi_slopes: [N] floating, the same in every sequence.
       sinks: [N] floating, the same in every sequence.

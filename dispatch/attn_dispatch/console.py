@@ -1,4 +1,4 @@
-"""The terminal as rich sees it, where rich is installed and someone looks, and a spinner there."""
+"""rich's console, if rich is installed and the output is a terminal, and a spinner there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 
 def console(*, is_stderr: bool = False) -> Any:
-    """rich's console; None without rich, in a file or a pipe, and on a terminal that can do
-    nothing but print. It leaves colours out where NO_COLOR says so."""
+    """rich's console; None without rich, if the output is a file or a pipe, and on a terminal that
+    can only print. With NO_COLOR set it prints no colours."""
     stream = sys.stderr if is_stderr else sys.stdout
     if stream is None or not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
         return None
@@ -25,7 +25,10 @@ def console(*, is_stderr: bool = False) -> Any:
 
 @contextmanager
 def waiting(what: str, *, is_stderr: bool = True) -> Generator[Callable[[str], None]]:
-    """Something of unknown length; what this yields takes a text that tells how far it is."""
+    """Show a spinner beside `what` while the block runs, if the output is a terminal.
+
+    Yields a function that takes a text about the progress and shows it.
+    """
     shown_on = console(is_stderr=is_stderr)
     if shown_on is None:
         yield lambda text: None

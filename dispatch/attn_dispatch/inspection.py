@@ -22,6 +22,7 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call_steps import Results, normal_form
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.mask_share import mask_share
 from attn_dispatch.core.one_device import of_one_device
@@ -32,7 +33,6 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.paged import paged_attention, paged_calls
 from attn_dispatch.programs.tracing import Mod, trace
-from attn_dispatch.public_call import Results, normal_form
 from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer
 
 Shaped = ArrayLike | jax.ShapeDtypeStruct
@@ -101,7 +101,7 @@ def explain(
     call, device = _public_call(args, kwargs), default_device()
     explained = partial(explain_call, device=device, has_lse_grad=call.arguments.return_lse)
     calls, sketch = _traced(call, device)
-    *singles, found = (explained(*of_one_device(*x, sketch)) for x in calls)
+    *singles, found = (explained(*of_one_device(*x, lambda: sketch)) for x in calls)
     if singles:
         found = replace(found, single_queries=singles[0])
     mask_mod = _known_mask_mod(call.arguments)

@@ -16,8 +16,8 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.paged_arguments import check_ragged, with_cut_table
 from attn_dispatch.call.static_arguments import Window
+from attn_dispatch.call_steps import Results, normal_form, run
 from attn_dispatch.programs.functions import ScoreMod
-from attn_dispatch.public_call import Results, normal_form, run
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
@@ -86,7 +86,7 @@ def paged_attention(
         attend to all its keys.
       scale: a number, or a floating array [] or [N]; 1/sqrt(H) if None. This and all arguments
         below mean what they mean in `dot_product_attention`.
-      local_window_size: w, or (left, right), inclusive; None leaves a side open.
+      local_window_size: (left, right), inclusive, or w for (w, w); None leaves a side open.
       logits_soft_cap: c > 0; scores become c · tanh(score / c).
       alibi_slopes: [N] or [B, N] floating.
       sinks: [N] or [B, N] floating.

@@ -86,9 +86,9 @@ class JaxDevice(Protocol):
     local_hardware_id: int
     client: JaxClient
     compute_capability: str
-    """Only GPUs have it."""
+    """GPUs alone have this attribute."""
     core_count: int
-    """Only NVIDIA's GPUs have it."""
+    """NVIDIA's GPUs alone have this attribute."""
 
     def memory_stats(self) -> Mapping[str, int] | None: ...
 

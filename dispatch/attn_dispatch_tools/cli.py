@@ -116,7 +116,8 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
     Args:
       only: the name of the only command whose module is imported, because importing JAX takes most
-        of a second. Other commands have a name and a line of help. None imports all modules.
+        of a second. Other commands get a name and a line of help only. With `only=None`, all
+        modules are imported.
     """
     whole = argparse.ArgumentParser(
         prog="attn-dispatch", description=_DESCRIPTION, formatter_class=Formatter

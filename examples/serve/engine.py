@@ -106,10 +106,12 @@ class Engine:
             are too long for the model or the cache.
         """
         longest, room = len(request.prompt) + request.most, self._admission.room
-        if not request.prompt or longest > min(self._config.context, room):
+        most = min(self._config.context, room)
+        if not request.prompt or longest > most:
             raise InputError(
-                f"a prompt of {len(request.prompt)} tokens and {request.most} new ones; there must "
-                f"be one, and the model knows {self._config.context}, the cache {room} tokens"
+                f"expected a prompt of at least 1 token, and with its answer at most {most} "
+                f"(model: {self._config.context}, cache: {room}), got a prompt of "
+                f"{len(request.prompt)} and an answer of {request.most}"
             )
         self._admission.waiting.append(request)
 
@@ -193,7 +195,8 @@ class Engine:
         parts, room = [], self._chunk
         for slot, request in enumerate(self._slots):
             if request and request.is_decoding and request.left > 0:
-                # The last token of an answer need not be read: there is one guess less than tokens.
+                # Each step adds one token besides the guesses, so an answer with n tokens left has
+                # at most n - 1 guesses.
                 most = min(self._speculate, request.left - 1)
                 draft = lookup(request.prompt + request.answer, most) if most > 0 else []
                 parts.append(SlotTokens(slot, request, [LAST, *draft], True, True))
@@ -260,7 +263,7 @@ class Engine:
         self._state = dataclasses.replace(self._state, tables=tables)
 
     def _take(self, part: SlotTokens, found: np.ndarray) -> None:
-        """Add new tokens to an answer, up to the one in place of the first wrong guess."""
+        """Add the accepted guesses and the token after them to an answer, up to its end."""
         request, right = part.request, int(found[-1])
         request.coming -= part.follows
         if part.is_answer:

@@ -85,13 +85,13 @@ def check(weights, config: Config) -> None:
     assert 0 < rms[1] <= 1.25 * rms[0] and largest[1] <= 2 * largest[0]
 
 
-def test_a_small_model():
+def test_bfloat16_logits_of_a_small_model_are_near_float32():
     check(drawn(TINY, "float32"), TINY)
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="too slow without a GPU")
 @pytest.mark.parametrize("is_real", [False, True], ids=["drawn", "real"])
-def test_smollm2(is_real):
+def test_bfloat16_logits_of_smollm2_are_near_float32(is_real):
     if not is_real:
         check(drawn(SMOLLM2_135M, "float32"), SMOLLM2_135M)
         return

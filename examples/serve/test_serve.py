@@ -338,7 +338,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 def test_what_can_never_be_answered_is_refused_at_once(params):
     engine = Engine(params, CONFIG, END, slots=2, page_size=4, num_pages=10)
     for prompt, most in (([], 3), ([1] * 90, 10), ([1] * 30, 11)):
-        with pytest.raises(InputError, match="the model knows 96, the cache 40 tokens"):
+        with pytest.raises(InputError, match=r"at most 40 \(model: 96, cache: 40\), got a"):
             engine.add(Request(prompt, most))
     engine.add(Request([1] * 30, 10))
     engine.run()

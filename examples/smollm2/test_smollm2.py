@@ -144,7 +144,7 @@ def test_generate_stops_at_the_end_and_refuses_too_much(checkpoint, tokens):
         generate(*args, checkpoint.config.context, end_id=-1)
 
 
-def test_perplexity(checkpoint, tokenizer):
+def test_english_has_a_low_perplexity(checkpoint, tokenizer):
     """The weights, the rotary layout and the tokenizer fit together."""
     ids = tokenizer.encode(scoring.sample_text()).ids
     window = scoring.split_windows(ids, 1, 256)[0]
@@ -158,7 +158,7 @@ def test_split_windows_refuses_short_text():
         scoring.split_windows(list(range(9)), 3, 4)
 
 
-def test_wrong_file(tmp_path):
+def test_a_missing_or_foreign_file_is_refused(tmp_path):
     """A wrong --gguf is answered with what to do."""
     with pytest.raises(model.InputError, match="--gguf"):
         gguf_weights.load(tmp_path / "absent.gguf")

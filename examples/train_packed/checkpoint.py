@@ -82,8 +82,8 @@ def _read(path: Path, only: str | None = None) -> dict[str, np.ndarray]:
             return {name: file[name] for name in ([only] if only else file.files)}
     except (*_BROKEN, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"{path}: expected a checkpoint, got a file that is broken or is none; if you remove "
-            "it, training resumes from the checkpoint before, if there is one"
+            f"{path}: expected a checkpoint, got another file or a broken one; if you remove it, "
+            "training resumes from the checkpoint before, if there is one"
         ) from error
 
 

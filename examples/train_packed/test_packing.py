@@ -56,7 +56,7 @@ def test_each_document_comes_once_a_round(seed, limits):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_first_fit(seed):
+def test_a_document_is_in_the_first_row_with_room(seed):
     """A document is in the first row that had room for it, within the limits of a batch."""
     for batch in itertools.islice(batches(drawn(seed), SHAPE, seed), 10):
         room, places = [SHAPE.row_length] * SHAPE.rows, [SHAPE.max_segments] * SHAPE.rows
@@ -89,7 +89,7 @@ def test_a_stream_can_be_drawn_again():
     assert [x.tolist() for x in other.documents] != [x.tolist() for x in once[0].documents]
 
 
-def test_wrong_documents():
+def test_no_documents_or_too_long_ones_are_refused():
     with pytest.raises(ValueError, match="at most 40 tokens, got 41"):
         next(batches([np.zeros(41, np.uint8)], SHAPE, 0))
     with pytest.raises(ValueError, match="at least one document"):

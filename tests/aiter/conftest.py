@@ -10,18 +10,18 @@ import attn_dispatch
 from attn_dispatch.core import primitive
 from attn_dispatch.devices.target import device_for
 from tests.support import aiter_emulated
-from tests.support.aiter_judge import api, build
+from tests.support.aiter_dispatch import api, build
 
 
 @pytest.fixture(scope="module")
 def libraries() -> tuple[api.Library, api.Library]:
-    judge, capture = build.build()
-    return api.Library(judge), api.Library(capture)
+    dispatch, capture = build.build()
+    return api.Library(dispatch), api.Library(capture)
 
 
 @pytest.fixture
-def judge(libraries: tuple[api.Library, api.Library]) -> Any:
-    """A function that sets the judge to a GPU of the given arch and returns it."""
+def aiter_on(libraries: tuple[api.Library, api.Library]) -> Any:
+    """A function that returns AITER's compiled dispatch, set to a GPU of the given arch."""
 
     def on(arch: str) -> api.Library:
         libraries[0].set_hip_version(7)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.aiter_judge import api, build, grid
-from tests.support.aiter_judge.calls import struct_of
+from tests.support.aiter_dispatch import api, build, grid
+from tests.support.aiter_dispatch.calls import struct_of
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
@@ -35,9 +35,9 @@ def test_every_split_kv_argument_reaches_aiter(libraries: tuple[api.Library, api
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_argument_reaches_aiter(
-    libraries: tuple[api.Library, api.Library], judge: Any, backward: bool
+    libraries: tuple[api.Library, api.Library], aiter_on: Any, backward: bool
 ):
-    judge("gfx950")
+    aiter_on("gfx950")
     capture = libraries[1]
     capture.set_asm_folder("gfx950", build.asm_folder("gfx950"))
     capture.set_gpu("gfx950")

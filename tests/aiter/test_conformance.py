@@ -23,7 +23,7 @@ from attn_dispatch_tools.verify.each_rewrite import each_rewrite
 from attn_dispatch_tools.verify.suite import Conformance
 from tests.support import aiter_emulated
 from tests.support.aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
-from tests.support.aiter_check import Check, differences_from_judge, sixteen_bit_atomics
+from tests.support.aiter_check import Check, differences_from_expected_calls, sixteen_bit_atomics
 from tests.support.extent import EVERY_SIZE
 
 MAX_SCORES = 40_000
@@ -68,7 +68,7 @@ def test_cases_of_aiter_agree_with_the_reference(case: Case, gfx: str):
         if case.soft_cap is None and not case.inference:
             assert {"query", "key", "value"} <= outcome.errors.keys()
         chosen = Check.chosen_for(case, parse(gfx), needs_lse=not case.inference)
-        assert differences_from_judge(case, chosen, emulator) == []
+        assert differences_from_expected_calls(case, chosen, emulator) == []
 
 
 @pytest.mark.parametrize("case", SMALL_CASES[:: 1 if EVERY_SIZE else 2], ids=str)

@@ -299,42 +299,42 @@ def test_a_rocm_library_that_failed_to_import_is_tried_again(folder, monkeypatch
 
 
 class TestMissing:
-    def test_the_rocm_library_is_missing(self, folder, monkeypatch):
+    def test_a_missing_rocm_library_makes_aiter_unusable(self, folder, monkeypatch):
         monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", None)
         library = aiter_library.find("gfx942")
         assert not library.is_usable
         assert "reinstall it with ATTN_DISPATCH_ROCM=1" in library.unusable_reason
 
-    def test_aiter_was_never_built(self, folder):
+    def test_a_missing_build_makes_aiter_unusable(self, folder):
         assert "run `attn-dispatch build-aiter --arch gfx942`" in load().unusable_reason
 
-    def test_aiter_was_built_without_rocm(self, folder):
+    def test_a_build_without_rocm_makes_aiter_unusable(self, folder):
         folder.mkdir()
         build_record(compile_check_only=True).write(folder)
         assert "built without ROCm" in load().unusable_reason
 
-    def test_the_library_of_the_build_is_missing(self, folder):
+    def test_a_missing_library_of_the_build_makes_aiter_unusable(self, folder):
         folder.mkdir()
         build_record().write(folder)
         assert f"library is missing, or no file: {folder / ADAPTER}; run" in load().unusable_reason
         os.mkfifo(folder / ADAPTER)
         assert "library is missing, or no file" in load().unusable_reason
 
-    def test_a_build_for_another_architecture(self, folder):
+    def test_a_build_for_another_architecture_makes_aiter_unusable(self, folder):
         folder.mkdir()
         build_record(arch="gfx950").write(folder)
         assert (
             f"{folder} has AITER 'dev18' for 'gfx950': run `attn-dispatch" in load().unusable_reason
         )
 
-    def test_the_folder_of_asm_kernels_is_missing(self, folder):
+    def test_a_missing_folder_of_asm_kernels_makes_aiter_unusable(self, folder):
         folder.mkdir()
         (folder / ADAPTER).touch()
         build_record().write(folder)
         assert "AITER's ASM kernels are missing from" in load().unusable_reason
         assert "build-aiter" in load().unusable_reason
 
-    def test_a_build_is_usable_once_no_asm_kernel_is_missing(self, folder):
+    def test_a_missing_asm_kernel_makes_aiter_unusable(self, folder):
         kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd" / "MI300"
         kernels.mkdir(parents=True)
         (folder / ADAPTER).touch()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.aiter_judge import build, grid
-from tests.support.aiter_judge.calls import struct_of
-from tests.support.aiter_judge.launches import ARCHS, atomic_32, launched
+from tests.support.aiter_dispatch import build, grid
+from tests.support.aiter_dispatch.calls import struct_of
+from tests.support.aiter_dispatch.launches import ARCHS, atomic_32, launched
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.skipif(
 
 
 @ARCHS
-def test_the_adapter_names_the_arch_of_the_device(judge: Any, arch: str):
-    assert judge(arch).table.api_version == 4
-    assert judge(arch).table.generation == b"dev18"
-    assert judge(arch).table.arch is None  # this library has the host code of both
-    assert judge(arch).device_arch() == arch
-    assert judge(arch).device_arch(size=6) == "the name of the GPU needs 7 bytes, got 6"
+def test_the_adapter_names_the_arch_of_the_device(aiter_on: Any, arch: str):
+    assert aiter_on(arch).table.api_version == 4
+    assert aiter_on(arch).table.generation == b"dev18"
+    assert aiter_on(arch).table.arch is None  # this library has the host code of both
+    assert aiter_on(arch).device_arch() == arch
+    assert aiter_on(arch).device_arch(size=6) == "the name of the GPU needs 7 bytes, got 6"
 
 
-def test_ck_stands_in_where_the_loader_has_no_kernel_for_the_gpu(judge: Any):
-    library, struct = judge("gfx942"), struct_of(grid.CALL, use_asm=True)
+def test_ck_stands_in_where_the_loader_has_no_kernel_for_the_gpu(aiter_on: Any):
+    library, struct = aiter_on("gfx942"), struct_of(grid.CALL, use_asm=True)
     for units, takes in ((304, True), (80, True), (64, True), (228, False), (38, False)):
         library.set_gpu("gfx942", units)
         assert library.takes_asm(struct) == takes
@@ -37,8 +37,8 @@ def test_ck_stands_in_where_the_loader_has_no_kernel_for_the_gpu(judge: Any):
 
 
 @pytest.mark.parametrize("version", [6, 7])
-def test_an_error_of_a_launch_is_reported_and_cleared(judge: Any, version: int):
-    library = judge("gfx942")
+def test_an_error_of_a_launch_is_reported_and_cleared(aiter_on: Any, version: int):
+    library = aiter_on("gfx942")
     library.set_hip_version(version)
     library.set_launch_error(1)
     failed, records = library.run(struct_of(grid.CALL, use_asm=False))
@@ -55,10 +55,10 @@ def test_an_error_of_a_launch_is_reported_and_cleared(judge: Any, version: int):
 @pytest.mark.parametrize("use_asm", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
 def test_an_earlier_error_of_other_code_does_not_fail_the_call(
-    judge: Any, version: int, use_asm: bool, backward: bool
+    aiter_on: Any, version: int, use_asm: bool, backward: bool
 ):
     """HIP 7 still reports it after our launch, and CK would stop after its first kernel."""
-    library = judge("gfx942")
+    library = aiter_on("gfx942")
     library.set_hip_version(version)
     call = replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=use_asm, accumulator="atomic_32" if use_asm else "split")
@@ -73,9 +73,9 @@ def test_an_earlier_error_of_other_code_does_not_fail_the_call(
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_failed_query_of_the_current_device_leaves_no_error_behind(judge: Any, backward: bool):
+def test_a_failed_query_of_the_current_device_leaves_no_error_behind(aiter_on: Any, backward: bool):
     """The forward pass then runs CK."""
-    library, call = judge("gfx942"), replace(grid.CALL, backward=backward)
+    library, call = aiter_on("gfx942"), replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=True, accumulator=atomic_32(call))
     for first in (0, 1, 2, 3):  # calls of hipGetDevice that succeed before one fails
         library.fail_call("hipGetDevice", first)
@@ -85,8 +85,8 @@ def test_a_failed_query_of_the_current_device_leaves_no_error_behind(judge: Any,
         library.fail_call("", 0)
 
 
-def test_a_device_that_could_not_be_made_current_works_in_the_next_call(judge: Any):
-    library, results = judge("gfx942"), []
+def test_a_device_that_could_not_be_made_current_works_in_the_next_call(aiter_on: Any):
+    library, results = aiter_on("gfx942"), []
     struct = struct_of(grid.CALL, use_asm=True)
 
     def run() -> None:
@@ -105,8 +105,8 @@ def test_a_device_that_could_not_be_made_current_works_in_the_next_call(judge: A
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_missing_files_of_asm_kernels_are_reported(judge: Any, backward: bool):
-    library = judge("gfx942")
+def test_missing_files_of_asm_kernels_are_reported(aiter_on: Any, backward: bool):
+    library = aiter_on("gfx942")
     call = replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=True, accumulator="atomic_32")
     name = "fmha_v3_bwd/" if backward else "fmha_v3_fwd/"
@@ -118,18 +118,18 @@ def test_missing_files_of_asm_kernels_are_reported(judge: Any, backward: bool):
 
 
 def test_the_environment_does_not_name_the_folder_of_kernels(
-    judge: Any, monkeypatch: pytest.MonkeyPatch
+    aiter_on: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """`import aiter` sets AITER_ASM_DIR to the kernels of another version."""
     monkeypatch.setenv("AITER_ASM_DIR", "/nowhere/")
-    _, file = launched(grid.CALL, judge("gfx942").run(struct_of(grid.CALL, use_asm=True))[1])
+    _, file = launched(grid.CALL, aiter_on("gfx942").run(struct_of(grid.CALL, use_asm=True))[1])
     assert file.startswith(build.asm_folder("gfx942"))
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_one_thread_runs_calls_on_several_devices(judge: Any, backward: bool):
+def test_one_thread_runs_calls_on_several_devices(aiter_on: Any, backward: bool):
     """AITER keeps ASM kernels per thread, each loaded on one device."""
-    library, results = judge("gfx950"), []
+    library, results = aiter_on("gfx950"), []
     call = replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=True, accumulator=atomic_32(call))
 
@@ -148,9 +148,9 @@ def test_one_thread_runs_calls_on_several_devices(judge: Any, backward: bool):
         launched(call, records)  # which checks that the kernel was loaded on this device
 
 
-def test_devices_of_two_architectures_run_their_own_kernels(judge: Any):
+def test_devices_of_two_architectures_run_their_own_kernels(aiter_on: Any):
     """Each device's calls take its architecture's kernels, whichever device is 0."""
-    library, files = judge("gfx942"), []
+    library, files = aiter_on("gfx942"), []
     library.set_gpu_of(1, "gfx950")
 
     def run() -> None:

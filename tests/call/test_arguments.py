@@ -145,9 +145,8 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     *(
         ({"local_window_size": window},
          "local_window_size: expected a non-negative int or a pair (left, right) of non-negative "
-         "ints or None (also int arrays []), both ends seen and None, not -1, where a side is "
-         "open, "
-         f"got {window!r}")
+         "ints or None (also int arrays []), both ends included, with None, not -1, on an open "
+         f"side, got {window!r}")
         for window in (-1, (1, -1), (1,), (1, 2, 3), (), 1.5, (1, 2.0), "ab", (None, "1"), True)
     ),
     # choices

@@ -67,6 +67,17 @@ def test_segment_ids_from_0_warn():
     no_warning(query_segment_ids=np.array([[0, 0, 1, 1], [1, 1, 1, 1]]))
 
 
+def test_padding_on_the_left_of_every_row_does_not_warn():
+    """With an id of max_segments, ids cannot be meant to count from 0."""
+    no_warning(query_segment_ids=np.array([[0, 0, 1, 1], [0, 1, 1, 1]]), max_segments=1)
+
+
+@pytest.mark.parametrize(("ids", "largest"), [([0, 0, 1, 1], 2), ([0, 0, 0, 0], 1)])
+def test_segment_ids_from_0_warn_if_ids_plus_1_would_be_valid(ids: list[int], largest: int):
+    ids = np.array([ids, ids])
+    warning("every row begins with id 0", query_segment_ids=ids, max_segments=largest)
+
+
 @pytest.mark.parametrize("limit", [None, 3])
 def test_segment_ids_with_minus_1_as_padding_raise_or_give_nan(limit: int | None):
     ids = np.array([[1, 1, 2, -1], [1, 2, 3, 3]])
@@ -114,7 +125,7 @@ def test_interleaved_segment_ids_with_max_segments_raise_or_give_nan():
 
 @pytest.mark.parametrize("window", [(-1, -1), (3, -1), -1])
 def test_window_with_minus_1_raises_or_gives_nan(window: Any):
-    error("both ends seen and None, not -1, where a side is open, got", local_window_size=window)
+    error("both ends included, with None, not -1, on an open side, got", local_window_size=window)
     call = jax.jit(lambda w: dot_product_attention(X, X, X, local_window_size=(w, None)))
     assert np.isnan(call(-1)).all()
 
@@ -140,7 +151,7 @@ def test_arrays_with_heads_before_length_warn():
         ((2, 8, 64, 8), (2, 8, 64, 8), {"local_window_size": (15, 0)}),  # wider than 8 keys
     ],
 )
-def test_shorter_arrays_with_heads_before_length_warn_if_something_else_speaks_for_it(
+def test_shorter_arrays_warn_if_the_head_count_grouping_or_window_fits_heads_before_length(
     query: Any, key: Any, options: dict[str, Any]
 ):
     q, k = np.zeros(query, np.float32), np.zeros(key, np.float32)
@@ -275,7 +286,7 @@ def test_lengths_of_queries_alone_warn_in_self_attention(options: dict[str, Any]
             query_seq_lengths=LENGTHS, **options)  # fmt: skip
 
 
-def test_lengths_of_queries_do_not_warn_where_padded_keys_are_hidden_or_meant():
+def test_lengths_of_queries_do_not_warn_if_padding_is_masked_or_it_is_no_self_attention():
     lengths: dict[str, Any] = {"query_seq_lengths": LENGTHS}
     for options in (
         {"key_value_seq_lengths": LENGTHS},

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import api, cudnn, dot_product_attention, paged, paged_attention, public_call
+from attn_dispatch import api, call_steps, cudnn, dot_product_attention, paged, paged_attention
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.operands import Operand
@@ -48,7 +48,7 @@ class Stops:
     """The custom call's attributes in the lowered text."""
 
     def one_of_each(self) -> tuple[Arguments, Call, AttentionSpec, CudnnCall]:
-        """The only value at each place where a call stops once."""
+        """The value at each stop that a call passes exactly once."""
         (given,), (call,), (spec,), (kernel,) = (
             self.given,
             self.calls,
@@ -76,10 +76,10 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
         record(module, "with_same_lengths", cast("list[object]", found.given))
     for module, name in (
         (paged, "separate_pages"), (paged, "with_cut_table"),
-        (public_call, "rows_first"), (public_call, "with_number_as_scale"),
+        (call_steps, "rows_first"), (call_steps, "with_number_as_scale"),
     ):  # fmt: skip
         record(module, name, cast("list[object]", found.steps))
-    record(public_call, "normalise", cast("list[object]", found.calls))
+    record(call_steps, "normalise", cast("list[object]", found.calls))
     operands_of = cudnn_arrays.forward_operands
 
     def forward_operands(

@@ -37,7 +37,7 @@ def test_foreign_name_gets_the_name_used_here():
           "scale", softmax_scale=0.5)  # fmt: skip
     error("'use_causal_mask': here it is is_causal; 'dropout_rng': here it is dropout_key",
           use_causal_mask=True, dropout_rng=None)  # fmt: skip
-    error("'causal': here it is is_causal; to do as flash-attn, with causal_alignment=",
+    error("'causal': here it is is_causal; flash-attn's alignment is causal_alignment=",
           causal=True)  # fmt: skip
     error("'segment_ids': here it is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 "
           "is padding", segment_ids=np.ones((2, 4), int))  # fmt: skip
@@ -52,12 +52,12 @@ def test_foreign_name_gets_the_name_used_here():
 
 
 def test_foreign_window_names_get_a_hint():
-    error("'window_size': here it is local_window_size, both ends seen and None where a side is "
-          "open; to do as flash-attn, with causal_alignment=\"bottom_right\"; "
-          "(-1, -1) is none: leave it out", window_size=(-1, -1))  # fmt: skip
+    error("'window_size': here it is local_window_size, both ends included; an open side is None, "
+          "not -1; flash-attn's alignment is causal_alignment=\"bottom_right\"; "
+          "(-1, -1) means no window: leave the argument out", window_size=(-1, -1))  # fmt: skip
     with pytest.raises(TypeError) as raised:
         dot_product_attention(X, X, X, window=(3, 0))  # pyright: ignore
-    assert str(raised.value).endswith("where a side is open")
+    assert str(raised.value).endswith("an open side is None, not -1")
 
 
 @pytest.mark.parametrize("layout", ["thd_thd_thd", "thd", "t3hd"])
@@ -95,7 +95,7 @@ def test_hint_for_an_argument_that_the_call_lacks():
           ragged_dot_product_attention, attn_mask=None)  # fmt: skip
     with pytest.raises(TypeError) as raised:
         paged_attention(X, X, X, window_size=(-1, -1))  # pyright: ignore
-    assert str(raised.value).endswith("where a side is open; (-1, -1) is none: leave it out")
+    assert str(raised.value).endswith("not -1; (-1, -1) means no window: leave the argument out")
     foreign_hints = {
         call: [str(foreign_names._hint(x, None, inspect.signature(call).parameters, "it"))
                for x in foreign_names.NAMES]

@@ -89,7 +89,7 @@ def test_bnth_with_other_leading_dims_and_vmap():
     )
 
 
-def test_bnth_in_dropout_mask_and_explanation():
+def test_dropout_mask_and_explain_accept_bnth():
     options: dict[str, Any] = {"dropout_rate": 0.5, "dropout_key": jax.random.key(1)}
     np.testing.assert_array_equal(
         dropout_mask(*BNTH, **options, qkv_layout="BNTH"), dropout_mask(*QKV, **options)
@@ -313,7 +313,7 @@ def paged_spec(page: int, layout: str, **options: Any) -> Any:
         (64, "HND", 64, 1), (256, "HND", 256, 1),
     ],
 )  # fmt: skip
-def test_block_size_of_a_pool(page: int, layout: str, size: int, value_page: int):
+def test_a_page_with_heads_first_is_one_block(page: int, layout: str, size: int, value_page: int):
     """A page with heads first is one block, because its parts are not contiguous."""
     spec = paged_spec(page, layout)
     blocks = Blocks.of(spec)

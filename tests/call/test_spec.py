@@ -102,7 +102,7 @@ def test_backward_results_are_the_wanted_gradients_in_order():
     assert backward("key", has_lse_grad=True).has("lse_grad")
 
 
-def test_backward_options():
+def test_backward_options_add_residuals_and_cotangents_to_the_forward_options():
     options = backward_options(OPTIONS, ("key",), has_lse_grad=False)
     assert options.operands == ("query", "key", "value", "out", "lse", "out_grad")
     assert options.wanted.gradients == ("key",)
@@ -182,7 +182,7 @@ def test_spec_without_queries_or_keys_is_empty(shapes: dict[str, tuple[int, ...]
     assert AttentionSpec.of(avals(**shapes), OPTIONS).is_empty is is_empty
 
 
-def test_text_of_a_spec():
+def test_text_of_a_spec_has_arrays_and_options():
     text = str(AttentionSpec.of(avals(), OPTIONS))
     arrays = "query bfloat16[2, 3, 8, 16], key bfloat16[2, 5, 4, 16], value bfloat16[2, 5, 4, 24]"
     assert text == f"forward({arrays}, scale=0.25)"
@@ -195,7 +195,7 @@ def test_text_of_a_spec():
         f"forward({arrays}, scale=0.25, causal bottom_right, window=(3, None), "
         "logits_soft_cap=30, max_segments=7, dropout_rate=0.1, deterministic_backward, score_mod "
         "{ lambda ; a:f32[] b:i32[] c:i32[] d:i32[] e:i32[]. let f:f32[] = tanh a in (f,) }, "
-        "row maximum, dropout keep mask)"
+        "row maximum, dropout mask)"
     )
     text = str(backward("query", "value"))
     assert text.startswith("backward(query bfloat16[2, 3, 8, 16], ")

@@ -59,11 +59,11 @@ def error(got, expected) -> float:
     return max(float(difference(x, y)) for x, y in zip(got, expected, strict=True))
 
 
-def place(x: jax.Array, mesh: jax.sharding.Mesh, spec: P) -> jax.Array:
-    """x sharded by `spec`; its heads stay whole if 4 does not divide them."""
-    if len(spec) == 3 and x.shape[2] % 4:
-        spec = P(spec[0])
-    return jax.device_put(x, NamedSharding(mesh, spec))
+def place(x: jax.Array, mesh: jax.sharding.Mesh, sharding: P) -> jax.Array:
+    """x sharded by `sharding`; its heads stay whole if 4 does not divide them."""
+    if len(sharding) == 3 and x.shape[2] % 4:
+        sharding = P(sharding[0])
+    return jax.device_put(x, NamedSharding(mesh, sharding))
 
 
 def under_jit(mesh: jax.sharding.Mesh, kv_heads: int, spec: P) -> dict[str, Any]:

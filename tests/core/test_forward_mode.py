@@ -73,19 +73,22 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "ENOUGH_ROWS", 2)
 
 
-@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-def test_derivatives_agree_with_finite_differences(options: dict[str, Any]):
-    """First order in both modes, and second order, against finite differences."""
+def check_derivatives(options: dict[str, Any]) -> None:
+    """Compare derivatives of first order in both modes, and of second, with finite differences."""
     with jax.enable_x64(True):
         function = jax.jit(partial(outputs, options))
         check_grads(function, ARRAYS, order=2, modes=["fwd", "rev"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_derivatives_agree_with_finite_differences(options: dict[str, Any]):
+    check_derivatives(options)
+
+
 @pytest.mark.parametrize("names", TOGETHER.values(), ids=TOGETHER)
 def test_derivatives_in_many_blocks(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     make_blocks_small(monkeypatch)
-    options = {x: y for name in names for x, y in CALLS[name].items()}
-    test_derivatives_agree_with_finite_differences(options)
+    check_derivatives({x: y for name in names for x, y in CALLS[name].items()})
 
 
 @pytest.mark.parametrize("order", ["jacfwd", "jacrev", "hessian", "grad of grad", "rev of fwd"])

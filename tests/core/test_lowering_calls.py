@@ -8,8 +8,8 @@ from tests.scripts.lowering_calls import FUNCTIONS, Entered, entered
 from tests.support.backend import needs_cudnn
 
 BOUNDS = {"forward": (28, 690), "training": (33, 1400)}
-"""Most files entered, and most calls of functions. Without cached facts they would be 44 and 1,988
-for the forward pass, 46 and 4,426 for training."""
+"""Upper bounds: (files entered, functions called). Without cached facts: (44, 1,988) forward,
+(46, 4,426) in training."""
 
 
 @pytest.fixture(scope="module", params=FUNCTIONS)

@@ -58,7 +58,7 @@ def test_row_maxima_agree_with_numpy(name: str):
     np.testing.assert_array_equal(out, dot_product_attention(Q, K, V, **options))
 
 
-def test_order_of_results():
+def test_max_logits_come_last():
     out, residual, lse, maxima = dot_product_attention(
         Q, K, V, return_residual=True, return_lse=True, return_max_logits=True
     )

@@ -52,7 +52,8 @@ def test_work_is_shared_with_no_more_collectives_than_jax_nn(report, label):
     ours, theirs = (report["cells"][label][x] for x in ("ours", "jax.nn"))
     layout = label.split("|")[0]
     if layout == "sequence":
-        # Heads are split instead of the length: all-to-all exchanges blocks, no device has all.
+        # Arrays arrive split along the length and are exchanged into parts by heads, so no device
+        # holds a whole array.
         assert ours["share"] <= 0.14
         return
     if "fails" not in theirs:
@@ -112,7 +113,7 @@ def test_part_of_a_mesh_axis_splits_a_call_without_collectives(calls_report):
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
-def test_export_of_sharded_calls(calls_report, kind):
+def test_export_of_sharded_calls_is_correct_and_warns_for_auto_axes(calls_report, kind):
     found = calls_report["export"][kind]
     assert found["error"] <= TOLERANCE
     assert found["warned"] == (["AttentionShardingWarning"] if kind == "Auto" else [])
@@ -161,11 +162,11 @@ def test_settings_hold_when_shards_are_lowered(calls_report, kind):
     assert calls_report["settings"][kind] == [True] * 3
 
 
-def test_nested_shard_maps(calls_report):
+def test_nested_shard_maps_give_correct_results(calls_report):
     assert calls_report["nested"] <= TOLERANCE
 
 
-def test_calls_on_one_device_under_a_mesh(calls_report):
+def test_calls_on_one_device_under_a_mesh_give_correct_results(calls_report):
     assert calls_report["unsharded"] <= TOLERANCE
 
 

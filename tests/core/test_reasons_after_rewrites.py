@@ -148,7 +148,7 @@ def test_a_mask_too_large_for_32_bits_has_a_reason_after_its_rewrite():
     mask = jax.ShapeDtypeStruct((1, 1, 65536, 65536), jnp.bool_)
     as_made, rewritten = vendor_reasons("mi300x", *square(65536), mask=mask)
     assert as_made.startswith("mask: not run through AITER") and "(remedy: pass lengths" in as_made
-    assert rewritten.startswith("over 2**31 - 1 elements from one to the next head of bias, ")
+    assert rewritten.startswith("strides over 2**31 - 1 elements (head of bias, ")
     assert rewritten.endswith(f"(of the call as rewritten: {MASK_AS_BIAS.name})")
 
 

@@ -82,7 +82,7 @@ def test_wrong_limits_raise(limit: Any, monkeypatch):
             settings.current()
 
 
-def test_memory_of_targets():
+def test_memory_of_a_target_is_that_of_the_product_or_of_its_properties():
     assert memory_bytes(parse("h100")) == 80 * 2**30
     assert memory_bytes(parse("sm90")) == memory_bytes(parse("h200")) > 140 * GB
     assert memory_bytes(parse("mi300x")) == 192 * 2**30
@@ -96,8 +96,9 @@ def test_memory_of_targets():
 
 
 @pytest.mark.parametrize("xla", [1, 3 * GB, 10**12])
-def test_default_limit(xla: int):
-    """What kernels usually take, or less if XLA takes less, clipped to two shares of the memory."""
+def test_default_limit_follows_the_need_within_shares_of_memory(xla: int):
+    """The limit is the usual need of a kernel, or XLA's if that is less, but at least 1/64 and at
+    most 1/16 of the memory."""
     spec, device = backward_of(LARGE), parse("h100")
     found = scratch.limit_of(spec, device, lambda: xla)
     usual = 1.25 * 4 * 64 * 2048 * 32 * (64 + 2)
@@ -194,7 +195,8 @@ def test_kernel_above_the_limit_is_not_used():
 
 @needs_cudnn
 def test_parts_are_found_under_every_limit_that_admits_some():
-    """One head takes more than two here: both heads share the gradients of key and value."""
+    """Parts of one head take more scratch than parts of two: two heads share a kv head, whose
+    gradients a loop over single heads must add up."""
     q, k = arrays(8, 256, 8, k=4)
     bias = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.bfloat16)
     messages = set()

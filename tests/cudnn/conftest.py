@@ -18,5 +18,5 @@ def process() -> Iterator[PlanningProcess]:
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[PlanningProcess]:
-    """A planner that crashes on a batch of 13 and hangs on a batch of 14."""
+    """A planning process that crashes on a batch of 13 and hangs on a batch of 14."""
     yield from faulty_process(tmp_path)

@@ -200,7 +200,7 @@ BREAKS_RULE: dict[str, Callable[[], AttentionSpec]] = {
     "the same for all keys": lambda: backward_spec(case("call", bias="11t1")),
     "dropout: cuDNN has one key": lambda: spec(dropout=0.1, dropout_keys=2),
     "the gradient of alibi_slopes": lambda: backward_spec(case("call", alibi=1)),
-    "no such bottom-right mask": lambda: spec(bias="11ts", q_lengths=(1, 0.5), **BOTTOM_RIGHT),
+    "combine this bottom-right": lambda: spec(bias="11ts", q_lengths=(1, 0.5), **BOTTOM_RIGHT),
 }
 """Part of each rule's reason, and a call that breaks only this rule."""
 
@@ -227,10 +227,10 @@ def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dic
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"t": 4, "page": 16}, "for all but a plain, single query"),
-        ({"t": 1, "page": 16, "window": (5, 0)}, "for all but a plain, single query"),
-        ({"t": 1, "page": 16, "soft_cap": 2.0}, "for all but a plain, single query"),
-        ({"t": 1, "page": 16, "sinks": 1}, "for all but a plain, single query"),
+        ({"t": 4, "page": 16}, "unless each row has one query"),
+        ({"t": 1, "page": 16, "window": (5, 0)}, "unless each row has one query"),
+        ({"t": 1, "page": 16, "soft_cap": 2.0}, "unless each row has one query"),
+        ({"t": 1, "page": 16, "sinks": 1}, "unless each row has one query"),
         ({"t": 1, "page": 24}, "needs a power of two"),
         ({"t": 1, "page": 16}, ""),
     ],
@@ -258,7 +258,7 @@ def test_only_a_plain_single_query_is_tried_unpacked_first(facts: dict[str, Any]
     assert any(call.decodes for call in calls) == is_first
 
 
-def test_limit_of_arrays_by_row():
+def test_too_many_arrays_by_row_give_a_reason():
     """Integer arrays count, although cuDNN does not count them; arrays by head do not."""
     (call, *_) = variants_of(backward_spec(case("call")))
     mods = {"node_arrays": "f 1 8 1 1, i 2 1 256 1, f 1 1 256 1", "score_nodes": "f0 = tanh x"}
@@ -269,9 +269,9 @@ def test_limit_of_arrays_by_row():
         for arch in ("sm80", "sm90", "sm120")
         for arrays in ("", ", i 1 8 256 1")
     }
-    assert not reasons["sm90", ""] and "make 3" in str(reasons["sm90", ", i 1 8 256 1"])
+    assert not reasons["sm90", ""] and "need 3" in str(reasons["sm90", ", i 1 8 256 1"])
     for arch in ("sm80", "sm120"):
-        assert "room for 0" in str(reasons[arch, ""])
+        assert "can read 0 arrays" in str(reasons[arch, ""])
     forward = replace(call, backward=False, **mods)
     assert not cudnn_rules.variant_reason(forward, "sm80")
 

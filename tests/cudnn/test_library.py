@@ -56,6 +56,15 @@ def test_missing_library_is_searched_for_again(fresh_search, monkeypatch, tmp_pa
 
 @needs_no_driver
 @needs_cudnn
+def test_missing_cudnn_has_a_command_that_installs_it(fresh_search, monkeypatch):
+    monkeypatch.setattr(cudnn_library, "_locate", lambda: "libcudnn.so.9")
+    missing = cudnn_library.find().missing
+    assert missing and missing.what == "cuDNN is not installed"
+    assert missing.install == "pip install --no-deps nvidia-cudnn-cu13"
+
+
+@needs_no_driver
+@needs_cudnn
 @needs_compiler
 @pytest.mark.parametrize("version", [90100, 91199, 100000])
 def test_version_out_of_range_is_refused(fresh_search, monkeypatch, tmp_path, version):
@@ -111,7 +120,7 @@ def test_search_order(fresh_search, monkeypatch, tmp_path, capsys):
 
 @needs_compiler
 def test_loaded_library_comes_before_the_path(tmp_path):
-    """This runs in a separate process, because a loaded library stays loaded."""
+    """The test runs in a separate process, because a loaded library stays loaded."""
     first, second = fake_cudnn(tmp_path / "a", 92001), fake_cudnn(tmp_path / "b", 92102)
     code = f"""
 import ctypes
@@ -178,7 +187,8 @@ print(len(maps), repr(library._loaded_already()))
 
 @needs_cudnn
 def test_folder_whose_name_is_not_utf8_works(fresh_search, monkeypatch, tmp_path):
-    """From the environment to the planner and back, and in the message about a missing library."""
+    """The name reaches the planning process and comes back, also in the message about a missing
+    library."""
     real = Path(cudnn_library._locate())
     inside = tmp_path / os.fsdecode(b"\xff")
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(inside / SONAME))

@@ -60,7 +60,7 @@ def test_refusals_are_the_recorded_ones(matrices: Matrices, library: str):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_no_call_crashes_the_planner(matrices: Matrices, library: str):
+def test_no_call_crashes_the_planning_process(matrices: Matrices, library: str):
     assert {key: cell.crash for key, cell in matrices(library).cells.items() if cell.crash} == {}
 
 

@@ -20,14 +20,14 @@ from tests.support.planning import (
     SMALL,
     end,
     native,
-    needs_planner,
+    needs_planning_process,
     output_of,
     pid_of,
     run,
     state_of,
 )
 
-pytestmark = needs_planner
+pytestmark = needs_planning_process
 
 
 @needs_no_driver
@@ -59,8 +59,8 @@ def test_real_libraries_load_after_planning(tmp_path: Path):
     assert lines == ["cudnn", "[]", *(str(len(name)) for name in names)]
 
 
-def test_planner_gives_the_plans_of_the_library(process: PlanningProcess):
-    """Several threads of one process plan with the library; the planner plans one by one."""
+def test_planning_process_gives_the_plans_of_the_library(process: PlanningProcess):
+    """Several threads of one process plan with the library; a planning process plans one by one."""
     lengths = (128, 256, 384, 512)
     code = """
         import threading
@@ -85,7 +85,7 @@ def test_planner_gives_the_plans_of_the_library(process: PlanningProcess):
     assert planned == 3 * alone and int(builds) == len(lengths)
 
 
-def test_threads_share_one_planner(process: PlanningProcess):
+def test_threads_share_one_planning_process(process: PlanningProcess):
     """Equal calls are built once, different calls get different plans."""
     calls = [SMALL | {"seq_len_q": length} for length in (128, 256, 128, 256, 384, 128)]
     plans: dict[int, Any] = {}
@@ -139,16 +139,17 @@ print("parent", process.plan_cache_stats()["builds"], pid_of(process) == pid)
 """
 
 
-def test_forked_process_starts_its_own_planner():
-    """Forked after import, after planning, and while a thread plans; the parent's planner stays."""
+def test_forked_process_starts_its_own_planning_process():
+    """Forked after import, after planning, and while a thread plans; the parent's process stays."""
     done = run(FORKING_PROGRAM, PYTHONWARNINGS="ignore")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     child = ["child eng 1", "ended with 0"]
     assert done.stdout.splitlines() == [*child, "parent eng", *3 * child, "parent 1 True"]
 
 
-def test_planner_outlives_the_thread_that_started_it():
-    """The operating system ends a planner with its parent, which must not be the calling thread."""
+def test_planning_process_outlives_the_thread_that_started_it():
+    """The operating system ends a planning process with the thread that started it, so that is not
+    the caller's thread."""
     process = PlanningProcess(native())
     thread = threading.Thread(target=process.load_cudnn, args=(CUDNN,))
     thread.start()
@@ -186,8 +187,8 @@ STOPPED = "os.kill(pid, signal.SIGSTOP); " + KILLED
 @pytest.mark.parametrize(
     "ending", ["", GONE, KILLED, STOPPED], ids=["exit", "dropped", "killed", "stopped"]
 )
-def test_planner_ends_with_its_parent_process(ending: str):
-    """Even a stopped planner, which does not see that its input has ended."""
+def test_planning_process_ends_with_its_parent_process(ending: str):
+    """Even a stopped planning process, which does not see that its input has ended."""
     done = run(PLANNING_PROGRAM + ending)
     assert done.stderr == "" and done.returncode == (-9 if KILLED in ending else 0)
     for _ in range(100):
@@ -195,10 +196,10 @@ def test_planner_ends_with_its_parent_process(ending: str):
             return  # a zombie is left to its new parent
         time.sleep(0.1)
     os.kill(int(done.stdout), signal.SIGKILL)
-    pytest.fail("the planner still runs")
+    pytest.fail("the planning process still runs")
 
 
-def test_planner_is_not_started_before_it_is_needed():
+def test_planning_process_is_not_started_before_it_is_needed():
     lines = output_of(
         """
         import attn_dispatch, jax.numpy as jnp

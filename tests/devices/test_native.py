@@ -62,6 +62,17 @@ def test_reason_without_the_library(tmp_path):
     assert message.startswith(f"attn_dispatch was installed without its CUDA library; {REMEDY} (")
 
 
+@pytest.mark.parametrize("has_cudnn", [True, False])
+def test_command_that_installs_what_planning_needs(tmp_path, has_cudnn: bool):
+    copy_without_library(tmp_path)
+    cudnn = str(tmp_path / "libcudnn.so.9") if has_cudnn else "libcudnn.so.9"
+    code = f"setattr(library, '_locate', lambda: {cudnn!r}), library.find().missing.install"
+    install = "ATTN_DISPATCH_CUDA=1 pip install ."
+    if not has_cudnn:
+        install = f"pip install --no-deps nvidia-cudnn-cu13 && {install}"
+    assert value_in_copy(tmp_path, f"({code})[1]") == install
+
+
 def test_reason_for_a_library_for_another_python(tmp_path):
     package = copy_without_library(tmp_path)
     other = "cpython-39-x86_64-linux-gnu"
@@ -94,7 +105,7 @@ def plugin(tmp_path: Path, name: str, version: str = attn_dispatch.__version__) 
 @needs_cudnn
 @pytest.mark.parametrize("cuda", [12, 13])
 def test_library_in_a_wheel_beside_the_package_is_used(tmp_path, cuda):
-    """Its stand-in libraries, without which it is unusable here, are found as well."""
+    """The wheel's stand-in libraries, without which it is unusable here, are found as well."""
     copy_without_library(tmp_path)
     plugin(tmp_path, f"attn_dispatch_cuda{cuda}")
     message = value_in_copy(

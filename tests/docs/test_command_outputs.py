@@ -39,6 +39,5 @@ def _general(line: str, text: str) -> list[str]:
     if command.startswith("info"):
         return [x for x in text.splitlines() if x and not x.startswith(" ")]
     if command.startswith(_MEASURED):
-        text = re.sub(r"\beng\d\w*(?:=\w+)*", "ENGINE", text)
         text = re.sub(r"[ \d.,-]+", " ", text)
     return text.splitlines()

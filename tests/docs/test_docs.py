@@ -1,9 +1,10 @@
-"""README.md and docs: snippets run, commands exist, links have targets, messages are real."""
+"""README.md and docs: snippets run, commands exist, links lead somewhere, messages are real."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import html
 import importlib
 import io
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import attn_dispatch
+from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch_tools import cli
 from tests.support.repository import ROOT
 from tests.wrong_implementations import WRONG
@@ -26,6 +28,9 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 NAMES = [str(x.relative_to(ROOT)) for x in PAGES]
 # The snippets of this page need frameworks: tests/integrations runs them.
 FRAMEWORKS_PAGE = "docs/integrations.md"
+
+# The comments of its print calls are what they print where cuDNN plans.
+KERNELS_PAGE = "docs/caches.md"
 
 # A snippet with one of these in the line before its fence is not run here.
 NEEDS = {
@@ -46,11 +51,14 @@ def test_the_snippets_of_a_page_run_in_order(name: str, monkeypatch):
     """The snippets of one page share their names."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     names: dict[str, object] = {"__name__": "snippet"}
-    for before, code in fences(ROOT / name, "python"):
-        if before in NEEDS:
-            continue
-        with contextlib.redirect_stdout(io.StringIO()):
+    codes = [code for before, code in fences(ROOT / name, "python") if before not in NEEDS]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for code in codes:
             exec(compile(code, f"{name}: {code[:40]!r}", "exec"), names)
+    if name == KERNELS_PAGE and cudnn_library.find().is_usable:
+        expected = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(codes), re.M)
+        assert len(expected) > 10
+        assert printed.getvalue().splitlines() == expected
 
 
 def test_at_most_two_snippets_are_marked_as_not_run():
@@ -181,7 +189,7 @@ class _Links(HTMLParser):
 
 
 def test_the_site_builds_without_warnings_or_dead_links(tmp_path: Path):
-    for module in ("material", "mkdocs", "mkdocstrings_handlers"):
+    for module in ("material", "mkdocs", "mkdocstrings_handlers", "ruff"):
         pytest.importorskip(module)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
@@ -209,6 +217,14 @@ def test_the_site_builds_without_warnings_or_dead_links(tmp_path: Path):
             elif anchor and other in pages and anchor not in pages[other].ids | {"__skip"}:
                 dead.append(f"{file.name}: {link}")
     assert not dead
+    # Signatures have a line for each argument.
+    api = html.unescape(re.sub(r"<[^>]+>", "", (tmp_path / "api.html").read_text("utf-8")))
+    assert "dot_product_attention(\n    query: ArrayLike,\n    key: ArrayLike,\n" in api
+    # The search works without a server and without the network.
+    assert (tmp_path / "search/search_index.js").read_text("utf-8").startswith("var __index = {")
+    assert "javascripts/iframe-worker.js" in pages[tmp_path / "index.html"].links
+    for page in pages.values():
+        assert not [x for x in page.links if re.match(r"(https?:)?//.*\.(js|css)$", x)]
 
 
 def test_hooks_rewrite_links_and_refuse_missing_files(monkeypatch):

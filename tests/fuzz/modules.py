@@ -22,8 +22,8 @@ import attn_dispatch
 from attn_dispatch import cudnn, mods
 from attn_dispatch.devices import native_libraries
 from tests.fuzz import custom_calls
-from tests.fuzz.cudnn_specs import Attributes, changed
-from tests.fuzz.hostile_specs import FORWARD
+from tests.fuzz.cudnn_attributes import Attributes, changed
+from tests.fuzz.hostile_attributes import FORWARD
 
 _TARGETS = (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)
 _ACCEPTED = "attn_dispatch cuDNN (library): cuDNN is not loaded"

@@ -92,6 +92,6 @@ def test_program_agrees_with_one_gpu(name, split, kind, record):
     text = compiled.as_text()
     # If heads are split in place of the sequence, the gradient of a whole bias is gathered.
     assert split == "sequence" or "all-gather" not in text
-    if not program.extra and not program.options and not ON_CPUS:
+    if not program.further_arrays and not program.options and not ON_CPUS:
         assert cudnn.FORWARD_TARGET in text
     record(name=name, split=split, axes=kind, worst=worst, devices=2)

@@ -33,7 +33,7 @@ LAYERS = {
             "whole_programs",
             "integrations",
             "mods",
-            "public_call",
+            "call_steps",
             "paged",
             "serving",
         ),
@@ -129,7 +129,7 @@ _VENDOR_NEUTRAL = (
     "core",
     "api",
     "inspection",
-    "public_call",
+    "call_steps",
     "paged",
     "devices",
     "semantics",
@@ -228,7 +228,7 @@ def test_no_function_of_the_library_takes_untyped_keywords():
 _ANY = {
     "__init__.py": "a public name of the package, whatever it is",
     "console.py": "rich's console, which need not be installed",
-    "public_call.py": "the results of a public call, an array or a tuple of arrays",
+    "call_steps.py": "the results of a public call, an array or a tuple of arrays",
     "core/inlined_module.py": "MLIR's operations",
     "core/jax_compat.py": "MLIR's values",
     "core/sketch.py": "MLIR's operations and attributes",
@@ -247,7 +247,7 @@ _ANY = {
 """The library's files that use `Any`, and for what: values for which nobody gives a better type."""
 
 
-def test_any_is_used_where_nothing_is_better():
+def test_only_the_listed_files_use_any():
     def uses_any(path: Path) -> bool:
         nodes = ast.walk(ast.parse(path.read_text()))
         return any(isinstance(x, ast.ImportFrom) and _imports_any(x) for x in nodes)

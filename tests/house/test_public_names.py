@@ -25,7 +25,7 @@ def test_the_package_has_the_names_of_public_names():
 
 
 def test_every_public_name_is_documented():
-    """Rooms are documented on separate pages."""
+    """Subpackages are documented on separate pages."""
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     documented = re.findall(r"^::: attn_dispatch\.(\w+)$", page, re.M)
     assert sorted([*documented, *SUBPACKAGES, "__version__"]) == sorted(public_names.__all__)

@@ -84,7 +84,7 @@ def test_an_option_that_attention_does_not_have_is_refused():
 
 
 def test_a_causal_option_from_the_bottom_right_decodes():
-    """It is right for whole sequences and for single queries, whose mask Flax makes."""
+    """The option is right for whole sequences and for single queries, whose mask Flax makes."""
     layers = [
         nnx.MultiHeadAttention(N, D, decode=True, rngs=nnx.Rngs(0), **options)
         for options in (

@@ -4,16 +4,19 @@ The handlers' sources are those for AMD, and XLA's streams are real. HIP's funct
 and the emulator's arithmetic in CUDA kernels stands in for AITER. This tests what a CPU cannot:
 calls that only queue work, memory that the host cannot read, and CUDA graphs.
 
+usage:
+
     pip install --no-deps --target build/cuda12 nvidia-cuda-runtime-cu12==12.9.79 \\
       nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-cccl-cu12==12.9.27 \\
       nvidia-cuda-profiler-api-cu12==12.9.79
     PYTHONPATH=dispatch python -m tests.scripts.hip_on_nvidia build/cuda12 [FFI headers]
 
-builds the module for the Python that runs it and prints its path, for gpu/test_hip_on_nvidia.py.
-The build needs nvcc 13 and HIP's headers (Debian: libamdhip64-dev, of HIP 5.2) but no GPU. HIP
-5.2's headers name functions that CUDA 13 has removed, so the handlers are compiled with CUDA 12's
-headers; the two functions that they call are the same in both. The FFI headers, `jaxlib/include`,
-should be those of the oldest jaxlib: a module built with them runs with every newer one.
+The script builds the module for the Python that runs it, and prints its path, which
+tests/gpu/test_hip_on_nvidia.py needs. The build needs nvcc 13 and HIP's headers (Debian:
+libamdhip64-dev, of HIP 5.2) but no GPU. HIP 5.2's headers name functions that CUDA 13 has removed,
+so the handlers are compiled with CUDA 12's headers; the two functions that they call are the same
+in both. The FFI headers, `jaxlib/include`, should be those of the oldest jaxlib: a module built
+with them runs with every newer one.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
     return [x for x in cases if mods or not (x.score_mod or x.mask_mod)][:count]
 
 
-def variants_of(case: Case) -> list[AttentionSpec]:
+def directions_of(case: Case) -> list[AttentionSpec]:
     """The forward call of a case and, where gradients are wanted, the backward call."""
     operands = case.avals()
     # As in verify/calls.py and primitive.py, lse is a residual if gradients are wanted.
@@ -110,7 +110,7 @@ def count(cases: list[Case], device: Device) -> Count:
     result = Count()
     for case in cases:
         checked = [
-            select.reasons_and_chain(implementation, spec, device) for spec in variants_of(case)
+            select.reasons_and_chain(implementation, spec, device) for spec in directions_of(case)
         ]
         against = [bool(reasons) for reasons, _ in checked]
         reasons = [reason for _, chain in checked for reason in chain.reasons]

@@ -58,7 +58,7 @@ class Tests:
     quick: tuple[str, ...]
     rest: tuple[str, ...]
     without: str = ""
-    quick_draws: int = 0  # 0: the number that each test names
+    quick_draws: int = 0  # 0: each test's default number
     draws: int = 2000
 
 
@@ -72,9 +72,9 @@ CUDA = Tests(
      "cuda_backend/test_process_life.py::test_the_thread_that_ends_the_process_can_still_plan",
      "cuda_backend/test_process_life.py::test_a_child_forked_before_any_plan_can_plan",
      "cudnn/test_plan_store.py", "cudnn/test_planning_process.py",
-     "cudnn/test_planner_failures.py", "cudnn/test_engines.py",
+     "cudnn/test_planning_process_failures.py", "cudnn/test_engines.py",
      "cuda_backend/test_known_bad.py", "core/test_threads.py"),
-    # AddressSanitizer handles SIGSEGV itself, whose message that test expects.
+    # That test expects the message of a SIGSEGV, which AddressSanitizer replaces by its report.
     without="test_crash_refuses_its_call_only",
 )  # fmt: skip
 ROCM = Tests(

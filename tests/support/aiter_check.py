@@ -26,7 +26,7 @@ from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.judge import allowances, error
 from attn_dispatch_tools.verify.naive import naive
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference, segment_ids
-from tests.support.aiter_judge.calls import struct_of
+from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.emulator.native import Emulator
 
 
@@ -82,16 +82,17 @@ class Check:
         assert got.keys() == self.allowance.keys()
         return {x: error(got[x], self.expected[x]) / self.allowance[x] for x in got}
 
-    def differences_from_judge(self) -> list[str]:
-        """The differences between the last run's calls of AITER and the judge's."""
-        return differences_from_judge(self.case, self.chosen, self.emulator)
+    def differences_from_expected_calls(self) -> list[str]:
+        """The differences between the calls of AITER in the last run and the expected ones."""
+        return differences_from_expected_calls(self.case, self.chosen, self.emulator)
 
 
-def differences_from_judge(
+def differences_from_expected_calls(
     case: Case, chosen: dict[str, tuple[AiterCall, Kernel]], emulator: Emulator
 ) -> list[str]:
-    """The differences between the calls that a case's last run made of AITER, and the judge's.
+    """The differences between the calls of AITER in a case's last run and the expected ones.
 
+    The expected calls are those of `struct_of`, which tests pass to AITER's compiled dispatch.
     Every field of aiter_api.h is compared, a pointer only as null or not, except the strides of a
     bias, which may be broadcast. `chosen` comes from `Check.chosen_for`. The result should be [].
     """

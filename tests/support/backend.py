@@ -6,6 +6,7 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.cudnn.library import CudnnLibrary, Missing
 from attn_dispatch_tools.verify.case import Case, spec_of
 
 needs_cudnn = pytest.mark.skipif(
@@ -14,8 +15,20 @@ needs_cudnn = pytest.mark.skipif(
 """Planning, and with it lowering for cuda, needs attn_dispatch._cuda and cuDNN but no GPU."""
 
 
+WITHOUT_PLANNER = CudnnLibrary(
+    None,
+    unusable_reason="attn_dispatch was installed without its CUDA library; reinstall it",
+    missing=Missing(
+        "attn_dispatch was installed without its CUDA library",
+        "pip install --no-deps nvidia-cudnn-cu13 && ATTN_DISPATCH_CUDA=1 pip install .",
+    ),
+)
+"""What `cudnn.library.find` returns after a plain `pip install .`."""
+
 needs_no_driver = pytest.mark.skipif(
-    cudnn_library.find().can_run, reason="with a driver this process loads cuDNN and keeps it"
+    cudnn_library.find().can_run,
+    reason="needs a machine without an NVIDIA driver: with one, cuDNN would be loaded into the "
+    "test process for good",
 )
 
 

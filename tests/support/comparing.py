@@ -25,6 +25,10 @@ def check(spec: AttentionSpec, results: tuple[Any, ...], expected: Operands) -> 
 
 
 def poisoned(spec: AttentionSpec, operands: Operands) -> Operands:
-    """The operands with NaN in padding. lse, an earlier result, is -inf there and where NaN."""
+    """The operands with NaN in padding.
+
+    lse comes from the forward pass, so it holds -inf in padding rows and, in place of NaN, in
+    invalid rows.
+    """
     lse = np.where(np.isnan(operands["lse"]), np.float32(-np.inf), operands["lse"])
     return poison_padding(spec.options, operands) | {"lse": lse}

@@ -18,8 +18,8 @@ _MACHINES = {0x04C: "gfx942", 0x04F: "gfx950"}
 class CodeObject:
     """One ELF file with code for a GPU."""
 
-    target: str
-    """The file's target in the bundle."""
+    bundle_entry: str
+    """The file's name in the bundle, which ends with the GPU's."""
     machine: str
     """The GPU that the ELF header names."""
     kernels: tuple[str, ...]
@@ -35,16 +35,16 @@ def code_objects(library: Path) -> Iterator[CodeObject]:
         at += 8
         for _ in range(count):
             offset, size, length = struct.unpack_from("<QQQ", data, at)
-            target = data[at + 24 : at + 24 + length].decode()
+            entry = data[at + 24 : at + 24 + length].decode()
             at += 24 + length
-            if size and not target.startswith("host"):
-                yield _code_object(target, data[start + offset : start + offset + size])
+            if size and not entry.startswith("host"):
+                yield _code_object(entry, data[start + offset : start + offset + size])
 
 
-def _code_object(target: str, elf: bytes) -> CodeObject:
-    assert elf[:4] == b"\x7fELF", target
+def _code_object(entry: str, elf: bytes) -> CodeObject:
+    assert elf[:4] == b"\x7fELF", entry
     (machine,) = struct.unpack_from("<H", elf, 18)
     assert machine == _ELF_MACHINE_AMDGPU, machine
     (flags,) = struct.unpack_from("<I", elf, 48)
     names = sorted({name.decode() for name in re.findall(rb"\0([\w.$]+)\.kd(?=\0)", elf)})
-    return CodeObject(target, _MACHINES.get(flags & 0xFF, hex(flags)), tuple(names), len(elf))
+    return CodeObject(entry, _MACHINES.get(flags & 0xFF, hex(flags)), tuple(names), len(elf))

@@ -33,12 +33,12 @@ class Program:
     """One call, and its gradients with respect to all floating arrays."""
 
     kv_heads: int
-    extra: tuple[str, ...] = ()
-    """Arguments beside query, key and value."""
+    further_arrays: tuple[str, ...] = ()
+    """The names of the arrays beside query, key and value."""
     options: dict[str, Any] = field(default_factory=dict)
     in_jax_nn: bool = True
     front: str = ""
-    """Why query, key and value have one more dim, not sharded, in front: a batch dim, or vmap."""
+    """The unsharded first dim of query, key and value: a "batch dim", of "vmap", or "" for none."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -94,7 +94,7 @@ def arrays(program: Program, dtype: str = "float32") -> dict[str, np.ndarray]:
         "key_value_seq_lengths": rng.integers(1, T + 1, B).astype(np.int32),
         "query_segment_ids": np.sort(rng.integers(1, 4, (B, T)), axis=1).astype(np.int32),
     }
-    wanted = ("query", "key", "value", "out_grad", *program.extra)
+    wanted = ("query", "key", "value", "out_grad", *program.further_arrays)
     return {name: x for name, x in (floats | whole).items() if name in wanted}
 
 

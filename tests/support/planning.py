@@ -1,4 +1,4 @@
-"""Planning processes for tests, with a faulty planner among them."""
+"""Planning processes for tests, a faulty one among them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.repository import ROOT
 
 CUDNN = cudnn_library._locate()
 
-# Not needs_cudnn, which would skip the tests if the planner does not start.
-needs_planner = pytest.mark.skipif(
+# Not needs_cudnn, which would skip the tests if the planning process does not start.
+needs_planning_process = pytest.mark.skipif(
     importlib.util.find_spec("attn_dispatch._cuda") is None or not Path(CUDNN).exists(),
     reason="needs attn_dispatch._cuda and cuDNN",
 )
@@ -49,7 +49,7 @@ def answer(backend, line):
 planner.answer = answer
 planner.main()
 """
-"""A planner that crashes on a batch of 13 and is busy for a minute on a batch of 14."""
+"""A planning process that crashes on a batch of 13 and is busy for a minute on a batch of 14."""
 
 
 def native() -> Any:
@@ -57,7 +57,7 @@ def native() -> Any:
 
 
 def started_process() -> Iterator[PlanningProcess]:
-    """The body of a fixture: a planner with cuDNN loaded."""
+    """The body of a fixture: a planning process with cuDNN loaded."""
     process = PlanningProcess(native())
     assert process.load_cudnn(CUDNN) >= 91200
     yield process

@@ -21,7 +21,8 @@ REWRITE_CASES = {
         # MI300X.
         Case("rewrites/differential", **_DIFFERENTIAL),
         Case("rewrites/differential_lse_grad", **_DIFFERENTIAL, lse_grad=True),
-        # At so small a scale the gradient of a bias is refused to cuDNN, after all other reasons.
+        # cuDNN's rules refuse a bias gradient at so small a scale, and this is the last reason that
+        # is left.
         Case(
             "rewrites/bias_of_tiny_scores",
             t=256,

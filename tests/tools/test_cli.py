@@ -23,7 +23,7 @@ from attn_dispatch.cudnn.library import CudnnLibrary
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.commands import info as info_command
-from tests.support.backend import needs_cudnn
+from tests.support.backend import WITHOUT_PLANNER, needs_cudnn
 from tests.support.repository import ROOT
 
 
@@ -59,6 +59,21 @@ def test_info_suggests_a_command_that_runs(info, capsys):
     assert words[:2] == ["attn-dispatch", "explain"]
     cli.main(words[1:])
     assert "device    cuda: NVIDIA H100 (sm90, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_info_without_the_planner_gives_the_command_that_installs_it(
+    info, monkeypatch, columns: int
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(cudnn_library, "find", lambda: WITHOUT_PLANNER)
+    lines = info()
+    *what, command = lines[lines.index("next") + 1 :]
+    assert "H100 or another NVIDIA GPU would run cannot be known" in " ".join(
+        line.strip() for line in what
+    )
+    assert WITHOUT_PLANNER.missing and command == f"    {WITHOUT_PLANNER.missing.install}"
+    assert not any("explain" in line for line in lines)
 
 
 @pytest.mark.parametrize(

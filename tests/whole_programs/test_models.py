@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch import dot_product_attention, explain_program
+from attn_dispatch import dot_product_attention, explain_program, whole_programs
 from attn_dispatch.typed_jax import is_tracer
 from attn_dispatch.whole_programs.places import Place
 from tests.support import integration_layers, model_programs
@@ -37,7 +37,7 @@ def place(found: Any) -> Place:
 
 
 @pytest.mark.parametrize("name", [x for x in PROGRAMS if not PROGRAMS[x].is_on_mesh])
-def test_the_list_of_a_training_step(name: str):
+def test_a_training_step_is_listed_with_its_kernels(name: str):
     for package in PROGRAMS[name].packages:
         pytest.importorskip(package)
     program = PROGRAMS[name].make()
@@ -62,7 +62,7 @@ PLACES = {
 """The file of the line that makes a program's call, and the framework's method above it."""
 
 
-def test_the_decoder_of_train_packed_without_remat():
+def test_the_decoder_of_train_packed_is_listed_with_its_kernels():
     pytest.importorskip("flax")
     pytest.importorskip("optax")
     program = model_programs.train_packed("none")
@@ -91,8 +91,9 @@ def test_a_training_step_that_updates_a_module_in_place():
     assert all(isinstance(x, jax.Array) and not is_tracer(x) for x in before)
 
 
-def test_a_model_in_a_shard_map():
-    """The rows are split along "data"."""
+def test_a_model_in_a_shard_map_is_listed_with_its_kernels(monkeypatch: pytest.MonkeyPatch):
+    """The rows are split along "data". The program is not lowered, as its types say so."""
+    monkeypatch.delattr(whole_programs, "of_program")
     mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     program = model_programs.smollm2_in_a_shard_map(mesh)
     found = checked(program.step, *program.args)
@@ -144,10 +145,12 @@ def test_a_program_that_cannot_be_lowered_here_is_listed_whole():
         ("Flax NNX", "flax's MultiHeadAttention.__call__", "jax.nn"),
         ("Flax Linen", "flax's MultiHeadDotProductAttention.__call__", "attention by matrix"),
         ("Equinox", "equinox's MultiheadAttention.__call__", "attention by matrix products"),
+        ("Haiku", "haiku's MultiHeadAttention.__call__", "attention by matrix products"),
         ("Keras 3", "keras's MultiHeadAttention._compute_attention", "jax.nn"),
+        ("Penzai", "penzai's NamedEinsum.__call__", "attention by matrix products"),
     ],
 )
-def test_the_own_attention_of_a_framework_is_found_out(name: str, through: str, what: str):
+def test_attention_of_each_framework_is_found(name: str, through: str, what: str):
     pytest.importorskip(LAYERS[name].package)
     params, theirs, ours = LAYERS[name].make()
     found = explain_program(jax.grad(lambda *x: theirs(*x).sum()), params, LAYER_X, target="h100")

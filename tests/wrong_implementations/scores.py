@@ -38,7 +38,7 @@ def scale_of_zero_is_the_default(call):
 
 
 @wrong(lambda c: c.scale < 0 and c.needs_max, "forward")
-def negative_scale_turns_row_max(call):
+def row_max_of_a_negative_scale_is_the_smallest_score(call):
     """row_max is the smallest score where the scale is negative: the largest product, scaled."""
     results = call.right()
     if "row_max" not in results:

@@ -55,7 +55,7 @@ def part(call: Call, keys: Array, **options: object) -> tuple[Array, Array]:
 
 
 def with_part_results(call: Call, out: Array, lse: Array) -> Results:
-    """This out and lse, with the other results of the right implementation and its NaN rows."""
+    """The given out and lse, with the right implementation's other results and NaN rows."""
     results = call.right()
     found = results | {"out": jnp.where(jnp.isnan(results["out"]), jnp.nan, out)}
     if "lse" in results:

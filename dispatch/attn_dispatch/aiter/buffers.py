@@ -1,6 +1,6 @@
 """The results of AITER's custom calls and their sizes, including scratch memory.
 
-The handlers (rocm_backend/fill*.cc) take them in this order and refuse any other shape.
+rocm_backend reads them in this order and refuses any other shape (call_structs*.cc).
 """
 
 from __future__ import annotations

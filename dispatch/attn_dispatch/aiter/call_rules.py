@@ -27,8 +27,8 @@ _MAX_RATE_ERROR = 1 / 32
 _NOT_RUN = "not run through AITER by this version"
 
 
-def _feature(name: str, remedy: str = "", *, called: str = "") -> Rule[AttentionSpec]:
-    return feature_rule(name, f"{called or name}: {_NOT_RUN}", remedy)
+def _feature(name: str, remedy: str = "") -> Rule[AttentionSpec]:
+    return feature_rule(name, f"{name}: {_NOT_RUN}", remedy)
 
 
 def _share_kept(rate: float) -> float:
@@ -53,7 +53,7 @@ CALL_RULES = (
     _feature("the gradient of alibi_slopes"),
     replace(DROPOUT_KEYS, text=f"several dropout keys in one call: {_NOT_RUN}"),
     _feature("the row maximum"),
-    _feature("the dropout mask as a result", called="the dropout keep mask as a result"),
+    _feature("the dropout mask as a result"),
     _feature("score_mod"),
     _feature("mask_mod"),
     _feature("local_window_size as an array"),

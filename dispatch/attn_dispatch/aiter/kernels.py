@@ -3,7 +3,7 @@
 AITER's C++ dispatch chooses when it is called. The choice is made here already, for three reasons:
 scratch memory depends on it; calls are lowered on machines without AITER; and the C++ dispatch
 accepts calls that AITER's Python layer, which its users run, does not. The rules are the tables of
-rules.py; tests/aiter/test_dispatch.py compares them with AITER's compiled dispatch.
+rules.py; tests/aiter/test_rules_against_aiter.py compares them with AITER's compiled dispatch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def unsupported_arch(arch: str) -> tuple[Reason, ...]:
 
 
 def not_supported_reasons(call: AiterCall, arch: str) -> tuple[Reason, ...]:
-    """Every reason why no kernel of AITER runs the call: CK's, because ASM runs fewer calls."""
+    """Every reason why no kernel of AITER runs the call: those against CK, as ASM runs fewer."""
     return unsupported_arch(arch) or _reasons(_rules_of(call), call, arch)
 
 
@@ -68,7 +68,7 @@ def kernel_for(call: AiterCall, arch: str) -> Kernel:
         return Kernel("ck", name, _NEAREST_EVEN, "split", why)
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
     if call.backward:
-        # 16-bit atomics lose bits with every block of keys, and run no further calls.
+        # 16-bit atomics lose bits with every block of keys, and no call runs only with them.
         return Kernel("asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", ())
     return Kernel("asm", name, _NEAREST_EVEN, "split", ())
 

@@ -19,7 +19,7 @@ class AiterLibrary:
     """`_rocm`, with AITER loaded; None if it is not usable."""
     path: str = ""
     unusable_reason: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why AITER cannot be used; empty if it can."""
 
     @property
     def is_usable(self) -> bool:

@@ -89,13 +89,14 @@ def _top_left_of_unequal(call: AiterCall) -> bool:
 
 
 def _fewer_rows(call: AiterCall) -> str:
-    """A remedy: calls of fewer batch rows, if one row's arrays are small enough."""
+    """The remedy if one batch row's arrays are small enough: calls of fewer rows."""
     fits = not call.is_group and not over_4_gib(replace(call, batch=1))
     return "split the batch into several calls" if fits else ""
 
 
-def _other_corner(call: AiterCall) -> str:
-    """A remedy: the bottom-right diagonal. Whole rows have none, because their lengths differ."""
+def _bottom_right(call: AiterCall) -> str:
+    """The remedy for packed sequences: bottom-right alignment. Calls on whole rows have none: they
+    break the rule only if their lengths differ, and then the alignments do too."""
     same = 'pass causal_alignment="bottom_right" if every sequence has as many keys as queries'
     return f"{same}: the diagonals are then the same" if call.is_group else ""
 
@@ -137,7 +138,7 @@ ASM_RULES = (
         _is_window, f"forward with a {_WINDOW}", DISPATCH),
     KernelRule("aiter/asm_top_left", "forward", _BOTH, _top_left_of_unequal,
         "forward with a top-left diagonal where lengths differ or sequences are packed", DISPATCH,
-        _other_corner),
+        _bottom_right),
     KernelRule("aiter/asm_soft_cap", "forward", _BOTH, lambda c: c.logits_soft_cap > 0,
         "ASM would ignore logits_soft_cap", "no field of fmha_fwd_v3_args has it"),
     KernelRule("aiter/asm_few_queries", "forward", _BOTH,
@@ -155,10 +156,12 @@ ASM_RULES = (
         f"backward needs equal head dims from 64 to 192, or (192, 128), got {_DIMS}", DISPATCH),
     KernelRule("aiter/asm_backward_narrow_gfx950", "backward", _GFX950,
         lambda c: _equal_and_within(c, 64, 192) and not 64 < c.head_dim <= 128,
-        f"backward with head dims {_DIMS}: those from 72 to 128 alone were made for gfx950",
+        f"backward with head dims {_DIMS}: on gfx950 AITER takes ASM for equal ones only from 72 "
+        "to 128",
         PYTHON),
     KernelRule("aiter/asm_backward_packed_gfx942", "backward", _GFX942, lambda c: c.is_group,
-        "backward of packed sequences: AITER reads where they end on the host, maybe too early",
+        "backward of packed sequences: AITER reads their ends on the host, possibly before the "
+        "device has computed them",
         "fmha_bwd_v3_group_ of hsa/gfx942/fmha_v3_bwd/codegen.py"),
     KernelRule("aiter/asm_backward_192_bottom_right", "backward", _GFX950,
         lambda c: _head_dims(c) == (192, 128) and c.mask == "bottom_right",
@@ -187,8 +190,8 @@ ASM_RULES = (
 )  # fmt: skip
 """The calls that ASM kernels do not run. Grouped heads are no obstacle.
 
-A remedy changes how a call is passed. What the call computes has none: its bias, its window, its
-head dims. Nor has a preference of AITER's for CK.
+A row has a remedy if the caller can get the same results, up to rounding, in another way. So a
+bias, a window and head dims have none, and nor has a preference of AITER's for CK.
 """
 
 CK_RULES = (
@@ -197,7 +200,7 @@ CK_RULES = (
     KernelRule("aiter/head_dim", "both", _BOTH, lambda c: max(_head_dims(c)) > 256,
         f"head dims up to 256, got {_DIMS}", CK),
     KernelRule("aiter/int32", "both", _BOTH, lambda c: bool(over_int32(c)),
-        "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
+        "strides over 2**31 - 1 elements ({axes}): AITER counts elements in 32 bits",
         "fmha_fwd_args and fmha_bwd_args"),
     _OVER_GRID,
     KernelRule("aiter/dq_bytes", "backward", _BOTH, lambda c: dq_acc_bytes(c) >= FOUR_GIB,
@@ -218,7 +221,7 @@ CK_RULES = (
         "CK does not compute the gradient under logits_soft_cap",
         "no field of fmha_bwd_args has it"),
 )  # fmt: skip
-"""The calls that CK, and so no kernel of AITER, runs."""
+"""The calls that CK does not run, and so no kernel of AITER: ASM runs fewer."""
 
 SPLIT_RULES = (
     KernelRule("dtype", "forward", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
@@ -234,7 +237,7 @@ SPLIT_RULES = (
         lambda c: c.logits_soft_cap > 0 and c.bias != "none",
         "CK has no logits_soft_cap together with bias or ALiBi", CK),
     KernelRule("aiter/int32", "forward", _BOTH, lambda c: bool(over_int32(c)),
-        "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
+        "strides over 2**31 - 1 elements ({axes}): AITER counts elements in 32 bits",
         "fmha_fwd_splitkv_args"),
     _OVER_GRID,
 )  # fmt: skip

@@ -51,9 +51,10 @@ def keys_per_split(call: AiterCall) -> int:
 
 
 def dq_acc_bytes(call: AiterCall) -> int:
-    """The bytes that CK's backward pass addresses from one place in dq_acc.
+    """The bytes that CK's backward pass reaches from one base address in dq_acc.
 
-    These are one batch row, or all splits of it, which are a whole array apart.
+    They are one batch row; if deterministic, all from this row in the first split to its end in the
+    last one.
     """
     row = 4 * call.max_seq_len_q * call.num_heads * call.head_dim
     if not call.deterministic:
@@ -87,10 +88,10 @@ def splits_of(call: AiterCall, arch: str) -> int:
 
 
 def _strides(call: AiterCall) -> dict[str, int]:
-    """The largest stride in elements of every array, by what is so far apart.
+    """The largest strides of each array in elements, by the axis that has them: "head of lse".
 
-    Outside group mode that is the distance of two batch rows. In group mode it is the distance of
-    two heads' lse; kernels also count to the end of the longest sequence.
+    In group mode only lse has such a stride. Of the other arrays the number is that of elements in
+    the longest sequence, because kernels count to its end.
     """
     t, s = (
         (call.max_seq_len_q, call.max_seq_len_kv)

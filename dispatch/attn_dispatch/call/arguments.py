@@ -122,7 +122,7 @@ def with_same_lengths(arguments: Arguments) -> Arguments:
 
 
 def _are_same(x: ArrayLike | None, y: ArrayLike | None) -> bool:
-    """Whether these are one object, or equal numbers that need not be read from a device."""
+    """Whether x and y are one object, or equal numbers that need not be read from a device."""
     return x is y or (_is_on_host(x) and _is_on_host(y) and np.array_equal(x, y))
 
 

@@ -10,7 +10,7 @@ from attn_dispatch.reason import Rule
 _MANY_HEADS = 128
 """If there are more kv heads than this, and than keys, that axis probably counts keys."""
 _SOME_HEADS = 32
-"""The same, if something else in the call speaks for it too."""
+"""Likewise, if the call gives further evidence that the axis counts keys."""
 _MANY_FEATURES = 256
 """Wider heads, more of them than keys, are probably the features of all heads."""
 

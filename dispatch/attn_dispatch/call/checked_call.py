@@ -15,7 +15,8 @@ from attn_dispatch.call.static_arguments import Side
 @dataclass(frozen=True)
 class CheckedCall:
     arguments: Arguments
-    """As the caller gave them; query, key and value in the order of operands.py."""
+    """The arguments as the caller gave them, but with query, key and value in the order of
+    operands.py."""
     arrays: Mapping[str, jax.Array]
     """The arrays of the call as the caller shaped them, by name."""
     shape: CallShape

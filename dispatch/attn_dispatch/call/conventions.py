@@ -23,15 +23,15 @@ def warn_of_conventions(call: CheckedCall) -> None:
         warn_of_convention(reason.text + reason.remedy)
 
 
-def _names_no_corner(call: CheckedCall) -> bool:
-    """Whether a call whose sequences may have more keys than queries does not name its corner."""
+def _names_no_alignment(call: CheckedCall) -> bool:
+    """Whether causal_alignment is left open, and sequences may have more keys than queries."""
     queries, keys = call.longest
     is_open = call.arguments.causal_alignment is None and not call.arguments.same_lengths
     return is_open and queries < keys
 
 
 def _is_of_one_query(call: CheckedCall) -> bool:
-    return _names_no_corner(call) and call.longest[0] == 1
+    return _names_no_alignment(call) and call.longest[0] == 1
 
 
 def _distances(call: CheckedCall) -> list[str]:
@@ -41,7 +41,7 @@ def _distances(call: CheckedCall) -> list[str]:
 
 
 def _at_the_end(call: CheckedCall) -> str:
-    """How to say where the queries stand."""
+    """The remedy: causal_alignment, which says where the queries are among the keys."""
     remedy = '. For a cache pass causal_alignment="bottom_right"'
     if "cu_seqlens_kv" not in call.arrays:
         remedy += ", with key_value_seq_lengths where it is not full"
@@ -92,7 +92,7 @@ _RULES = (
     ),
     Rule[CheckedCall](
         "call/causal_queries_before_more_keys",
-        lambda c: _names_no_corner(c) and c.longest[0] > 1 and c.is_of_the_past,
+        lambda c: _names_no_alignment(c) and c.longest[0] > 1 and c.is_of_the_past,
         "{name} with {queries} queries and {keys} keys: top-left causality lets query i attend "
         "keys up to i, so that no query attends the last {rest}",
         _at_the_end,

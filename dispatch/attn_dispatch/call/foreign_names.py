@@ -14,10 +14,11 @@ R = TypeVar("R")
 
 _WITHOUT = "has no counterpart"
 _RAGGED = "ragged_dot_product_attention takes cu_seqlens_q and cu_seqlens_kv"
-_BY_SHAPE = f"{_WITHOUT}: the shapes say it, query heads being a multiple of key's"
+_BY_SHAPE = f"{_WITHOUT}: heads are grouped if query has a multiple of key's heads"
 _AXES = 'is qkv_layout, "BTNH" or "BNTH", and of pages kv_layout, "NHD" or "HND"'
-_AT_THE_END = '; to do as flash-attn, with causal_alignment="bottom_right"'
-_WINDOW = "is local_window_size, both ends seen and None where a side is open"
+_AT_THE_END = '; flash-attn\'s alignment is causal_alignment="bottom_right"'
+_WINDOW = "is local_window_size, both ends included; an open side is None, not -1"
+_SLIDING = "is local_window_size: (W - 1, 0) for W keys, the query's own included"
 _NO_SPLITS = f"{_WITHOUT}: how the keys of a query are split is the kernel's choice"
 _LENGTHS = "is key_value_seq_lengths: the numbers of keys [batch]"
 
@@ -41,9 +42,8 @@ NAMES = {
     "causal_offset": 'is causal_alignment="bottom_right" with key_value_seq_lengths',
     "window": _WINDOW,
     "window_size": _WINDOW + _AT_THE_END,
-    "sliding_window": "is local_window_size, both ends seen: (W - 1, 0) for W keys with its own",
-    "sliding_window_size": "is local_window_size, both ends seen: (W - 1, 0) for W keys with its "
-    "own",
+    "sliding_window": _SLIDING,
+    "sliding_window_size": _SLIDING,
     "attn_mask": "is mask (bool, True = attend), or bias for what is added to the scores",
     "attention_mask": "is mask (bool, True = attend), or bias for what is added to the scores",
     "key_padding_mask": f"{_LENGTHS}, or mask=~key_padding_mask[:, None, None, :]",
@@ -108,14 +108,16 @@ NAMES = {
     "is_training": "has no counterpart: leave dropout_rate at 0 where nothing is dropped",
     "inference": "has no counterpart: leave dropout_rate at 0 where nothing is dropped",
     "precision": "has no counterpart: jax.default_matmul_precision around the program is honoured",
-    "preferred_element_type": "has no counterpart: scores and sums are float32",
-    "force_fp32_for_softmax": "has no counterpart: the softmax is float32's",
+    "preferred_element_type": "has no counterpart: scores and sums are float32, or float64 for "
+    "float64 inputs",
+    "force_fp32_for_softmax": "has no counterpart: the softmax is float32, or float64 for "
+    "float64 inputs",
     "attention_dtype": "has no counterpart: cast query, key and value",
     "dtype": "has no counterpart: cast query, key and value",
     "logits_sink": "is sinks",
     "logit_sink": "is sinks",
     "s_aux": "is sinks",
-    "softmax_type": "is sinks, given or not",
+    "softmax_type": f"{_WITHOUT}: with sinks the softmax has a sink, otherwise none",
     "softmax_offset": "is sinks",
     "learnable_sink": "is sinks",
     "return_softmax_lse": "is return_lse",
@@ -195,7 +197,7 @@ def _hint(name: str, value: object, own: Collection[str], call: str) -> str:
     if "causal_alignment" not in own:  # this call is always aligned at the end
         found = found.replace(_AT_THE_END, "")
     if name.startswith("window") and _is_open(value):
-        found += f"; {value} is none: leave it out"
+        found += f"; {value} means no window: leave the argument out"
     return f": here it {found}" if found.startswith(("is ", "has ")) else f": {found}"
 
 

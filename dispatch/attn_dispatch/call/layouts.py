@@ -68,8 +68,8 @@ def separate_pages(arguments: Arguments) -> Arguments:
     """The arguments of a paged call with separate pages [P, page, K, ·] of keys and of values.
 
     heads_first_kv replaces `kv_layout`. From one pool [P, 2, ...] of both, key_pages and
-    value_pages become the same 2 · P pages, in which the page of its values follows each page of
-    keys, and value_page becomes 1.
+    value_pages become the same 2 · P pages, with the values of each page of keys in the page after
+    it, and value_page becomes 1.
 
     Raises:
       ValueError: there is no such layout, or the pool has another shape.

@@ -43,8 +43,9 @@ Only the backward pass has the last three rows: `lse_grad` only if lse was retur
 instead of dropout_key and dropout_start, if XLA computes with another implementation's mask.
 Row d of dropout_key draws the mask of the B / D consecutive batch rows from d·B/D on. If the call
 is one device's part of a larger one, dropout_start has for each key the first of the key's batch
-rows, and the first head, of this part. Likewise row c of the arrays that mods read belongs to B / C
-consecutive batch rows, which b counts; mods_start has the first b and n.
+rows, and the first head, of this part. Likewise entry c of the arrays that mods read serves the
+B / C consecutive batch rows from c·B/C on. Mods get b counted from mods_start[c, 0] on in these
+rows, and n from mods_start[c, 1] on.
 
 The forward pass returns these results, in this order, as far as the options name them:
 

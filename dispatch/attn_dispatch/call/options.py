@@ -2,8 +2,8 @@
 
 The parts differ in how long they hold. What the caller means holds in every derivative, and in
 every rewrite that does not express it in another way. The wanted results change with the direction.
-The promises of a rewrite, and the engine that tuning chose, hold for one question to one
-implementation.
+The promises of a rewrite, and the engine that tuning chose, hold only while one implementation is
+asked about one call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Meaning:
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
     value_page: int = 0
-    """In a paged call: the number of pages from a page of keys to that of its values."""
+    """In a paged call: the values of a page of keys are this many pages further on; 0 if keys and
+    values are in separate arrays."""
 
     @cached_property
     def mods(self) -> dict[str, ModProgram]:
@@ -73,14 +74,15 @@ class Wanted:
     needs_max: bool = False
     """Forward: row_max is wanted; implies needs_lse."""
     needs_keep: bool = False
-    """Forward: the dropout keep mask is wanted."""
+    """Forward: the dropout mask is wanted, True where a pair is kept."""
     differentiated: tuple[str, ...] = ()
     """Forward: the operands whose gradients a backward pass will want. Only warnings of a fallback
     depend on it."""
     gradients: tuple[str, ...] = ()
     """Backward: the operands whose gradient is wanted. Empty in the forward pass."""
     derivative: str | None = None
-    """The derivative that is wanted instead of the call or its gradients; None if there is none."""
+    """A derivative that no kernel computes, if it is wanted instead of the call or its gradients:
+    FORWARD_MODE or SECOND_ORDER of core/formulas.py."""
     partner: AttentionOptions | None = None
     """With dropout, where gradients are wanted: the options of the call of the other direction.
     One implementation must compute both, because each implementation draws a different mask."""
@@ -132,7 +134,8 @@ class AttentionOptions:
 
     @property
     def forward(self) -> AttentionOptions:
-        """The options of the training call that this call is, or whose backward call it is."""
+        """The options of the forward call in training, which returns lse: of this call or, if it is
+        a backward call, of the one that it belongs to."""
         return replace(self, operands=forward_operands(self.operands), wanted=TRAINING)
 
     def returning(self, wanted: Wanted) -> AttentionOptions:

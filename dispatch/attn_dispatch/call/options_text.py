@@ -39,7 +39,7 @@ _OPTIONS: tuple[Callable[[Meaning, Wanted], str], ...] = (
     _order_of_axes,
     _mods,
     lambda m, w: _where(w.needs_max, "row maximum"),
-    lambda m, w: _where(w.needs_keep, "dropout keep mask"),
+    lambda m, w: _where(w.needs_keep, "dropout mask"),
     lambda m, w: w.derivative or "",
     lambda m, w: _where(m.value_page > 0, "keys and values in one pool"),
     lambda m, w: _where(bool(w.gradients), f"gradients of {'/'.join(w.gradients)}"),

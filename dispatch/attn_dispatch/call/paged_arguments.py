@@ -40,7 +40,7 @@ def check_ragged(arguments: Arguments, cu_seqlens_q: ArrayLike) -> tuple[jax.Arr
 
 
 def first_of_both(page_table: jax.Array, pages: int) -> jax.Array:
-    """The table of a pool in which the page of its values follows each page of keys.
+    """The page table of a pool of 2 · P pages, where the values of a page of keys are in the next.
 
     Numbers that are no pages stay outside the pool, and do not overflow.
     """

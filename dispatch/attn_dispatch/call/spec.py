@@ -237,7 +237,7 @@ class AttentionSpec:
 
     @cached_property
     def has_symbolic_length(self) -> bool:
-        """Whether T or S is such a symbol."""
+        """Whether T or S is a symbol of `jax.export`."""
         return not (isinstance(self.seq_len_q, int) and isinstance(self.seq_len_kv, int))
 
     @cached_property

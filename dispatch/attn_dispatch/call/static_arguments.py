@@ -103,8 +103,8 @@ def _window_side(side: Side) -> Side:
 def wrong_window(got: object) -> ValueError:
     return ValueError(
         "local_window_size: expected a non-negative int or a pair (left, right) of non-negative "
-        "ints or None (also int arrays []), both ends seen and None, not -1, where a side is open, "
-        f"got {got}"
+        "ints or None (also int arrays []), both ends included, with None, not -1, on an open "
+        f"side, got {got}"
     )
 
 

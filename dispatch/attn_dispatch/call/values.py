@@ -140,8 +140,9 @@ def _check_ids(
         )
     if (ids > _LARGEST).any():
         raise ValueError(f"{name}: expected ids below 2^31, got {ids.max()}")
-    _warn_if_from_0(name, ids, line)
     largest = limits.max_segments
+    if largest is None or ids.max(initial=0) < largest:
+        _warn_if_from_0(name, ids, line)  # otherwise ids plus 1 would be too large
     if largest is None:
         return  # ids are only compared for equality
     if (ids > largest).any():

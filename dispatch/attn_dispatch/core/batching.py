@@ -45,7 +45,7 @@ def batch_call(
             return jnp.moveaxis(x, dim, 0)
         if (name in SHAREABLE or is_mod_operand(name)) and name not in wanted:
             return x[None]
-        # Each mapped call has a gradient of it, or counts its rows for a dropout key.
+        # Not shareable, or each mapped call has a gradient of it.
         return front.repeated(x)
 
     results = bind(*map(in_front, options.operands, operands, dims))

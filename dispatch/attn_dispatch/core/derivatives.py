@@ -110,7 +110,7 @@ def _transpose(
     out_grad, lse_grad = cotangents
     lse_grads = [lse_grad] if options.wanted.needs_lse else []
     if options.meaning.dropout_rate:
-        # The forward pass has decided whether there is one.
+        # The forward pass fixed this call's operands: lse_grad is among them even if it is 0.
         lse_grads = [jnp.zeros_like(lse) if _is_zero(g) else g for g in lse_grads]
     else:
         # A cotangent that is known to be zero costs nothing unless it is the only one.

@@ -49,7 +49,8 @@ def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) ->
         for i in range(len(operand.shape)):
             own //= shards.ways(entry(part, i))
             missing *= shards.ways(tuple(x for x in entry(before, i) if x not in entry(part, i)))
-        # Of its part, a device has only what axes left there that no longer split it.
+        # Along axes that sharded the operand before and do not split the call, a device holds one
+        # of `missing` shares of its part, and receives the others.
         total += own - own // missing
     return total
 

@@ -14,9 +14,18 @@ from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.nearest import reasons_to_read
-from attn_dispatch.core.rewrites import Chain, Rewrite, Terms, divided, preferred, rewritten
+from attn_dispatch.core.rewrites import (
+    Chain,
+    Reasons,
+    Rewrite,
+    Terms,
+    divided,
+    preferred,
+    rewritten,
+)
 from attn_dispatch.core.rewrites.in_parts import in_parts_of
 from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Axis, is_affordable
+from attn_dispatch.core.unplanned import certain_reasons, is_unknown
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.reason import Reason, Rule, broken
@@ -32,9 +41,10 @@ def reasons_and_chain(
     other direction count too, unless XLA can compute the backward pass with the kernel's mask.
     """
     reasons, chain = _one_direction(implementation, spec, device)
-    if spec.partner is not None:
+    if spec.partner is not None and not is_unknown(reasons):
         direction = "forward" if spec.is_backward else "backward"
         others, _ = _one_direction(implementation, spec.partner, device)
+        others = () if is_unknown(others) else others
         if others and not spec.is_backward and mask_chain(implementation, spec, device) is not None:
             return reasons, chain
         could_begin = others and not (reasons or spec.is_backward or spec.symbols)
@@ -105,40 +115,51 @@ def _one_direction(
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.wanted.derivative is not None
     if is_elsewhere or is_out_of_reach:
+        reasons = certain_reasons(spec, reasons, None)
         return reasons, Chain((), spec, reasons)
     current = settings.current()
+    terms = _terms(implementation, spec, against)
+    if is_unknown(reasons):
+        found = certain_reasons(spec, reasons, terms if current.rewrites else None)
+        return found, Chain((), spec, found)
 
     def parts(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
         return _parts(implementation, chains, device)
 
+    chain = Chain((), spec, reasons)
+    has_cause = reasons or terms.preferred or spec.meaning.dropout_rate or current.first_rewrite
+    if current.rewrites and has_cause:
+        chain = rewritten(spec, replace(terms, choose_parts=parts))
+    elif current.rewrites:
+        chain = divided(chain, parts([chain]))
+    if chain.reasons:
+        # If the implementation runs no call on this device, every rewritten form is refused too:
+        # the reasons to read are those against the call itself.
+        is_near = current.rewrites and not implementation.unusable_reason(device)
+        return reasons_to_read(chain, reasons, against) if is_near else reasons, chain
+    return _within_limit(implementation, chain, device)
+
+
+def _terms(implementation: Implementation, spec: AttentionSpec, against: Reasons) -> Terms:
+    """The terms of a search that divides nothing into parts."""
+    current = settings.current()
     preferred_rewrites = preferred(
         spec.options.operands,
         is_backward=spec.is_backward,
         has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
         skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
     )
-    chain = Chain((), spec, reasons)
-    has_cause = reasons or preferred_rewrites or spec.meaning.dropout_rate or current.first_rewrite
-    if current.rewrites and has_cause:
-        terms = Terms(
-            against,
-            preferred=preferred_rewrites,
-            choose_parts=parts,
-            may_fall_back=current.fallback != "error" and _may_use_xla(spec),
-            first=current.first_rewrite,
-        )
-        chain = rewritten(spec, terms)
-    elif current.rewrites:
-        chain = divided(chain, parts([chain]))
-    if chain.reasons:
-        # If the implementation runs no call here, rewritten forms are no nearer than the call.
-        is_near = current.rewrites and not implementation.unusable_reason(device)
-        return reasons_to_read(chain, reasons, against) if is_near else reasons, chain
-    return _within_limit(implementation, chain, device)
+    return Terms(
+        against,
+        preferred=preferred_rewrites,
+        may_fall_back=current.fallback != "error" and _may_use_xla(spec),
+        first=current.first_rewrite,
+    )
 
 
 def _scratch_of(implementation: Implementation, chain: Chain, device: Device) -> scratch.Scratch:
-    """The scratch memory of calls by an implementation that runs at least the chain's call."""
+    """A function that returns the scratch memory of a call, None if the implementation does not run
+    the call. It does run the chain's call."""
 
     @cache
     def bytes_of(spec: AttentionSpec) -> int | None:
@@ -173,7 +194,10 @@ def _parts(
 def _within_limit(
     implementation: Implementation, chain: Chain, device: Device
 ) -> tuple[tuple[Reason, ...], Chain]:
-    """The chain of a call that it runs, with the effect of the limit, or why that forbids it."""
+    """Apply the limit on scratch memory to a chain without reasons.
+
+    Returns the chain, with what the limit changed, or the reason that the limit gives.
+    """
     limit = _limit(chain.first, device)
     if limit is None or not (chain.undivided or limit.is_strict):
         return (), chain
@@ -223,7 +247,7 @@ def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) 
 def reasons_as_it_is(
     implementation: Implementation, spec: AttentionSpec, device: Device
 ) -> tuple[Reason, ...]:
-    """Why it does not run this call without rewrites."""
+    """The reasons why the implementation does not run this call without rewrites."""
     if spec.symbols and implementation is not xla:
         return (_SYMBOLS.reason(spec),)
     reasons = implementation.not_supported_reasons(spec, device)

@@ -13,8 +13,12 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.mask_share import MaskShare
-from attn_dispatch.core.verdict import Verdict, verdicts_on
+from attn_dispatch.core.verdict import Verdict, chosen, verdicts_on
 from attn_dispatch.devices.device import Device
+from attn_dispatch.reason import Reason
+
+UNKNOWN = "unknown"
+"""What is chosen, if a planner that is not here would decide it."""
 
 _WIDTH = 100
 
@@ -35,33 +39,45 @@ class Explanation:
     mask: MaskShare | None = None
     """The share of the call that a mask_mod leaves; None without one, or if that is not known."""
     single_queries: Explanation | None = None
-    """If `cu_seqlens_q` makes two calls: that of the call for sequences of one query."""
+    """The explanation of the separate call for sequences of one query, if `cu_seqlens_q` leads to
+    two calls."""
 
     @property
     def chosen_forward(self) -> str | None:
-        """The implementation that runs the forward pass; None if none can."""
-        return _first_eligible(self.forward)
+        """The implementation that runs the forward pass; None if none can, and "unknown" if that
+        takes a planner that is not here."""
+        return _name(chosen(self.forward))
 
     @property
     def chosen_backward(self) -> str | None:
-        """The implementation that runs the backward pass; None if none can."""
-        return _first_eligible(self.backward)
+        """The implementation that runs the backward pass; None and "unknown" as above."""
+        return _name(chosen(self.backward))
+
+    @property
+    def missing_planner(self) -> Reason | None:
+        """If what runs a direction is unknown: which planner is not here. Its remedy is the command
+        that installs it."""
+        found = (x for x in map(chosen, (self.forward, self.backward)) if x and x.is_unknown)
+        return next((x.reasons[0] for x in found), None)
 
     @property
     def _chosen(self) -> str:
         """What runs each direction; "none" if nothing runs either."""
-        chosen = {"forward": self.chosen_forward}
+        names = {"forward": self.chosen_forward}
         if self.backward:
-            chosen["backward"] = self.chosen_backward
-        if not any(chosen.values()):
+            names["backward"] = self.chosen_backward
+        if not any(names.values()):
             return "none"
-        return ", ".join(f"{direction}: {name or 'none'}" for direction, name in chosen.items())
+        return ", ".join(f"{direction}: {name or 'none'}" for direction, name in names.items())
 
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int = _WIDTH) -> str:
-        """The table, in lines of at most `width` columns as far as words allow."""
+    def text(self, width: int = _WIDTH, *, codes: bool = True) -> str:
+        """The table, in lines of at most `width` columns as far as words allow.
+
+        With `codes`, it names cuDNN's engines, such as eng9_k24=1.
+        """
 
         def wrapped(label: str, text: str) -> list[str]:
             return plain_text.wrapped(label, text, width)
@@ -73,28 +89,49 @@ class Explanation:
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
             f"chosen    {self._chosen}",
+            *planner_lines(self.missing_planner, width),
         ]
         if self.mask is not None:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))
         for direction, found in (("forward", self.forward), ("backward", self.backward)):
             for verdict in found:
-                lines += verdict_lines(f"{direction:<9} ", verdict, width)
+                lines += verdict_lines(f"{direction:<9} ", verdict, width, codes=codes)
         if self.single_queries is not None:
-            lines = [self.single_queries.text(width), "", *lines]
+            lines = [self.single_queries.text(width, codes=codes), "", *lines]
         return "\n".join(lines)
 
 
-def verdict_lines(direction: str, verdict: Verdict, width: int) -> list[str]:
+def planner_lines(missing: Reason | None, width: int) -> list[str]:
+    """The planner that is missing, with the command that installs it."""
+    if missing is None:
+        return []
+    if not missing.remedy:
+        return plain_text.wrapped("planner   ", f"not here: {missing}", width)
+    how = "not here; in a checkout of attn-dispatch, this installs it:"
+    # To copy: only the terminal may wrap it.
+    return [*plain_text.wrapped("planner   ", how, width), f"{' ' * 12}{missing.remedy}"]
+
+
+def plan_text(verdict: Verdict, *, codes: bool) -> str:
+    """The engine and the scratch memory of an implementation that runs the call."""
+    assert verdict.plan is not None
+    scratch = f"scratch memory {plain_text.in_units(verdict.scratch_bytes)}"
+    is_named = codes or not verdict.plan.engine_is_code
+    return f"{verdict.plan.engine}, {scratch}" if is_named else scratch
+
+
+def verdict_lines(direction: str, verdict: Verdict, width: int, *, codes: bool) -> list[str]:
     """How the implementation runs the call, or every reason why it does not."""
     label = f"{direction}{verdict.implementation:<7} "
     margin = " " * len(label)
+    if verdict.is_unknown:
+        return plain_text.wrapped(label, f"unknown: {verdict.reasons[0]}", width)
     if verdict.plan is None:
         lines = [f"{label}cannot run:"]
         for reason in verdict.reasons:
             lines += plain_text.wrapped(f"{margin}- ", reason.with_remedy, width)
         return lines
-    size = plain_text.in_units(verdict.scratch_bytes)
-    lines = plain_text.wrapped(label, f"runs: {verdict.plan.engine}, scratch memory {size}", width)
+    lines = plain_text.wrapped(label, f"runs: {plan_text(verdict, codes=codes)}", width)
     details = [
         ("tuned:     ", [] if verdict.tuned is None else [str(verdict.tuned)]),
         ("limit:     ", [verdict.limit] if verdict.limit else []),
@@ -116,7 +153,8 @@ def explain_call(
     training: with dropout, an implementation that refuses one refuses both.
     """
     options = spec.options
-    # As in derivatives.py: with dropout the forward pass must know, and so counts every lse.
+    # With dropout the forward pass names its backward call before gradients are known, so that a
+    # returned lse always has a gradient (derivatives.py).
     has_lse_grad |= options.meaning.dropout_rate > 0 and options.wanted.needs_lse
     wanted = options.differentiable
     options = options.returning(replace(options.wanted, differentiated=wanted))
@@ -151,5 +189,7 @@ def _versions(device: Device) -> tuple[tuple[str, str], ...]:
     return (ours, ("jax", jax.__version__), ("jaxlib", JAXLIB_VERSION), *vendors)
 
 
-def _first_eligible(verdicts: tuple[Verdict, ...]) -> str | None:
-    return next((verdict.implementation for verdict in verdicts if verdict.is_eligible), None)
+def _name(verdict: Verdict | None) -> str | None:
+    if verdict is None:
+        return None
+    return UNKNOWN if verdict.is_unknown else verdict.implementation

@@ -1,4 +1,4 @@
-"""What the user gets to know if no vendor's kernel runs a call on a GPU.
+"""The warning or error if no vendor's kernel runs a call on a GPU.
 
 `attn_dispatch.fallback` decides between a warning, an error and silence. select.py has decided
 before that XLA computes the call. call_warnings.py keeps which warnings were given.
@@ -31,7 +31,8 @@ class Fallback:
     is_certain: bool
     """False if the program decides when it runs."""
     how: str
-    """How it computes the call, if that is not as usual."""
+    """What is unusual about the way `to` computes the call, as the end of the headline; else
+    empty."""
 
     @property
     def headline(self) -> str:

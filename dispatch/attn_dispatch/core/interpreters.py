@@ -1,4 +1,4 @@
-"""The primitives in jet and in checkify, which look them up in their tables."""
+"""Rules for the primitives in the tables of jet and checkify."""
 
 from __future__ import annotations
 

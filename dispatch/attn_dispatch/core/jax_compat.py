@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class UnsupportedJax(ImportError):
-    """This JAX lacks something that the library needs."""
+    """The installed JAX lacks something that the library needs."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ except ImportError as error:
 
 try:
     from jax._src.cudnn import fused_attention_stablehlo as _cudnn_of_jax
-except ImportError:  # only explanations of programs that call it need it
+except ImportError:  # needed only to explain programs that call jax.nn's cuDNN attention
     _cudnn_of_jax = None
 
 try:
@@ -104,7 +104,7 @@ except ImportError as error:
 
 try:
     from jax._src import custom_partitioning_sharding_rule as _rules
-except ImportError:  # only explanations of programs on a mesh need it
+except ImportError:  # needed only to explain programs on a mesh
     _rules = None
 
 Context = mlir.LoweringRuleContext

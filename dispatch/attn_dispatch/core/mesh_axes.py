@@ -58,7 +58,7 @@ _PART = ", part "
 
 
 def _in_parts(mesh: Mesh) -> Iterator[Mesh]:
-    """The same devices along axes of prime sizes, in every order of the primes of an axis."""
+    """The mesh with axes of prime sizes, for every order of the primes of an axis."""
     for orders in itertools.product(*(_orders(_primes(size)) for size in mesh.shape.values())):
         sizes = dict[str, int]()
         for name, primes in zip(mesh.axis_names, orders, strict=True):
@@ -95,7 +95,7 @@ def _primes(size: int) -> list[int]:
 
 def _spec(sharding: Sharding, ndim: int, mesh: Mesh) -> P | None:
     """The axes of this mesh that shard each dim; None if no axes describe the sharding."""
-    # A dim as long as the number of devices is divided by any number of parts.
+    # Dims as long as the number of devices: every possible number of shards divides that.
     length = mesh.devices.size
     indices = cast(
         "Mapping[object, tuple[slice, ...]]", sharding.devices_indices_map((length,) * ndim)

@@ -1,4 +1,4 @@
-"""The reasons that a user reads of a call that does not run: those against its nearest form.
+"""The reasons to show for a call that does not run: those against its nearest form.
 
 Rewrites remove reasons, and may bring others, against a call that the user never made. Such a
 reason is listed with those that were removed, and a note names the rewrites. If a rewrite would
@@ -28,7 +28,9 @@ def reasons_to_read(
       reasons_against: returns why the implementation does not run a call.
     """
     number, left = chain.nearest
-    if not left:  # it would run without the rewrites that dropout prescribes
+    if not left:
+        # Some form of the call had no reasons, but dropout requires further rewrites: take the
+        # reasons after those.
         number, left = len(chain.steps), chain.reasons
     taken = chain.steps[:number]
     spec = chain.after(number)

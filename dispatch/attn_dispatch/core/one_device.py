@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from jax.core import ShapedArray
@@ -22,7 +22,9 @@ from attn_dispatch.text import in_units
 
 
 def of_one_device(
-    types: Sequence[ShapedArray], options: AttentionOptions, sketch: Sketch | None
+    types: Sequence[ShapedArray],
+    options: AttentionOptions,
+    find_sketch: Callable[[], Sketch | None],
 ) -> tuple[AttentionSpec, DeviceShare | None]:
     """The call of one device, and which part of the program's call that is.
 
@@ -31,12 +33,13 @@ def of_one_device(
     Args:
       types: the types of the operands. In a shard_map they have the shapes on one device.
       options: the options of the call.
-      sketch: how Auto axes split the calls of a program for several devices; None for one.
+      find_sketch: returns how Auto axes split the calls of the program, if it is for several
+        devices.
     """
     whole = LeadingCall.of(types, options)
     mesh = types[0].sharding.mesh
     kinds = set(mesh.axis_types)
-    # As in primitive.py, which lowers the call: types say how it is split, if no axis is Auto.
+    # As in primitive.py, which lowers the call: types show how it is split, if no axis is Auto.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         specs = {x: y.sharding.spec for x, y in zip(options.operands, types, strict=True)}
         return _part(whole, explicit_shards(whole, types), specs)
@@ -44,13 +47,14 @@ def of_one_device(
     part = f"one device's part, in a shard_map over {_named(manual)}" if manual else "all of it"
     if others is None and manual:
         return whole.spec, DeviceShare(part, manual)
+    sketch = find_sketch()
     if others is None and sketch is None:
         return whole.spec, None
     ways = {} if sketch is None else sketch.find(whole, others)
     if not ways:
         along = "" if others is None else f" along {_named(_whole(others.shape))}"
         return whole.spec, DeviceShare(f"{part}: how XLA splits it{along} is not known", manual)
-    # That of the place where a device computes most speaks for all.
+    # The call may be split differently at several places: show where a device computes most.
     shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
     spec, share = _part(whole, shards, ways[shards], manual)
     if len(ways) > 1:

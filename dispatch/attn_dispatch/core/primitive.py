@@ -110,7 +110,15 @@ def _compute(
     named = dict(zip(options.operands, operands, strict=True))
     if spec.is_backward:
         named = without_nan_lse(spec, named)
-    return _chosen(spec, device).compute(device, named)
+    choice = _chosen(spec, device)
+    results = choice.compute(device, named)
+    is_kernel = choice.implementation.PLATFORM is not None
+    if not (is_kernel and spec.wanted.needs_lse) or spec.is_backward:
+        return results
+    # A scan stores these results for the backward pass. JAX 0.11.2's XLA merges a kernel with the
+    # write and, as the layer reads the results too, runs it twice
+    # (github.com/openxla/xla/pull/45799). It merges nothing across a barrier.
+    return jax.lax.optimization_barrier(results)
 
 
 def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
@@ -128,7 +136,7 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
         alone = spec.returning(replace(spec.wanted, partner=None))
         return select.choose(alone.by(*names), device)
 
-    # In the caller's order: whether XLA computes the call may be decided when it runs.
+    # The other names follow: a rewrite that may fall back to XLA at run time needs XLA among them.
     choice = among(*dict.fromkeys((name, *(spec.meaning.implementation or select.names()))))
     # If it cannot return its mask, this raises: another's mask is not the mask of this call.
     return choice if choice.NAME == name else among(name)

@@ -56,7 +56,7 @@ def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) 
         ),
     }
     least = memory // MIN_LIMIT_DIVISOR
-    # XLA need not be asked about an ordinary call, whose other bounds are below the least already.
+    # Planning XLA takes time. If another bound is below `least` already, `least` holds in any case.
     if min(bounds.values()) > least:
         bounds["what XLA takes"] = xla_bytes()
     why, limit = min(bounds.items(), key=lambda x: x[1])
@@ -85,8 +85,8 @@ def parts_within(
 ) -> tuple[Rewrite, ...]:
     """The largest parts in which a call that a kernel runs stays within the limit.
 
-    () if the whole call does. If even the smallest parts take more, the result is parts that take
-    little more than those; under a strict limit, which then refuses the call, the smallest.
+    () if the whole call does. If no parts do: under a strict limit, which then refuses the call,
+    the smallest; else the largest that take at most 1.25 times as much as the smallest.
     """
     steps, taken = _divided(spec, scratch_of, limit)
     if steps and taken > limit and not is_strict:
@@ -124,10 +124,10 @@ def parts_bytes(spec: AttentionSpec, steps: tuple[Rewrite, ...], scratch_of: Scr
 def _axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
     """The axes in the order in which they are divided.
 
-    Parts of the batch are contiguous slices. But if batch rows share the
-    gradient of a bias that heads do not, each part of the batch would add up all of it: at batch
-    64, 2,048 tokens and 32 heads of 64, 16 parts of the batch took 1.20 of the time of the whole,
-    and 16 parts of the heads 1.04 (H200, cuDNN 9.19, both passes).
+    Parts of the batch are contiguous slices. But if batch rows share the gradient of a bias that
+    heads do not, each part of the batch would add up all of it: at batch 64, 2,048 tokens and 32
+    heads of 64, 16 parts of the batch took 1.20 of the time of the whole, and 16 parts of the heads
+    1.04 (H200, cuDNN 9.19, both passes).
     """
     if "bias" in spec.wanted.gradients:
         batch, heads, rows, _ = spec.shape("bias")

@@ -2,8 +2,7 @@
 
 This file alone knows all implementations and their order; besides, only eligibility.py knows XLA.
 eligibility.py decides whether an implementation can run a call, core/rewrites/search.py by which
-rewrites, faster_extras.py which extra comes first, and fallback.py what the user is told if no
-kernel can.
+rewrites, faster_extras.py which extra comes first, and fallback.py the message if no kernel can.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ class _Found:
     refused: dict[str, tuple[Reason, ...]]
     """The reasons of the implementations asked before the chosen one."""
     vendor_refused: bool
-    """Whether one of those is no extra, so that another choice is a fallback."""
+    """Whether one of them is not an extra: only then is XLA a fallback to warn of."""
 
 
 def _first_eligible(spec: AttentionSpec, device: Device) -> _Found:
@@ -269,8 +268,8 @@ def under_mask_of(mask_source: Choice) -> str:
 
 
 def is_expected(implementation: Implementation, device: Device) -> bool:
-    """Whether the user may expect it to run calls on the device: not another vendor's, nor an extra
-    that is not usable there."""
+    """Whether the implementation is for the device's platform or for all and, if it is an extra,
+    usable there."""
     is_elsewhere = implementation.PLATFORM not in (None, device.platform)
     return not is_elsewhere and _is_usable(implementation, device)
 
@@ -287,7 +286,7 @@ def _is_usable(implementation: Implementation, device: Device) -> bool:
 
 @cache
 def is_installed(extra: Implementation) -> bool:
-    """Whether the package of an extra is installed. Kept, as no package appears in a process."""
+    """Whether the package of an extra is installed. Cached: that does not change in a process."""
     return extra.version() is not None
 
 

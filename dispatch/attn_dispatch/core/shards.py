@@ -83,7 +83,7 @@ def layouts(call: LeadingCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _letters(call: LeadingCall, name: str) -> list[str]:
     """The axes of an operand or result as if it were broadcast along none; first b0, b1, …"""
     if is_mod_operand(name):
-        # It is whole on every device: a mod may read any part of it.
+        # Such an array is whole on every device: a mod may read any part of it.
         position, rank = call.options.operands.index(name), len(call.shape(name)) - len(call.dims)
         inner = [f"m{position}x{i}" for i in range(rank)]
     else:

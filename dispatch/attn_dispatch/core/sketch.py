@@ -132,7 +132,7 @@ def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
       platform: the platform of the devices.
     """
     sketch = Sketch()
-    # Lowering is not for running: what it would warn of is in the list.
+    # This lowering only finds shardings: its fallbacks are in the list that the user gets.
     silent = replace(settings.current(), fallback="silent")
     try:
         with _lowering(sketch), settings.restored(silent):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.eligibility import reasons_and_chain, reasons_as_it_is, scratch_bytes
 from attn_dispatch.core.tuning.winners import Winner
+from attn_dispatch.core.unplanned import is_unknown
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.reason import Reason
@@ -15,17 +17,18 @@ from attn_dispatch.reason import Reason
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one implementation can run one call."""
+    """Whether and how one implementation runs one call."""
 
     implementation: str
     reasons: tuple[Reason, ...]
-    """All reasons against it; empty means eligible."""
+    """All reasons against the call; empty means eligible. If `is_unknown`, the only reason is that
+    nothing here can plan the call."""
     plan: Plan | None
-    """How it would run, if eligible."""
+    """How the call would run, if eligible."""
     rewrites: tuple[str, ...] = ()
     """The names of the rewrites by which the call reaches the kernel; see core/rewrites."""
     reasons_as_it_is: tuple[Reason, ...] = ()
-    """If it runs rewritten: the reasons against the call as it is."""
+    """If the call runs rewritten: the reasons against the call as it is."""
     tuned: Winner | None = None
     """The tuning result, if the implementation is chosen because of it."""
     scratch_bytes: int = 0
@@ -36,6 +39,16 @@ class Verdict:
     @property
     def is_eligible(self) -> bool:
         return not self.reasons
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it may run the call, which only a planner that is not here can tell."""
+        return is_unknown(self.reasons)
+
+
+def chosen(verdicts: Iterable[Verdict]) -> Verdict | None:
+    """The first verdict in order of preference that does not rule its implementation out."""
+    return next((x for x in verdicts if x.is_eligible or x.is_unknown), None)
 
 
 def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:

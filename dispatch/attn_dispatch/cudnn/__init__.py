@@ -22,7 +22,12 @@ from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import Attribute, CudnnCall, variants_of
 from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
-from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
+from attn_dispatch.devices.implementation import (
+    Plan,
+    device_reason,
+    library_reason,
+    planner_reason,
+)
 from attn_dispatch.devices.target import local_nvidia_ordinals
 from attn_dispatch.reason import Reason, Rule, reason_from_sentence, sentences
 
@@ -141,9 +146,22 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if int(device.arch[2:]) < _OLDEST_SM:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
         reasons.append(device_reason("arch", device, needs))
-    if why := cudnn_library.find().unusable_reason:
-        reasons.append(library_reason("cudnn/library", why))
+    library = cudnn_library.find()
+    if not library.is_usable:
+        reasons.append(
+            library_reason("cudnn/library", library.unusable_reason)
+            if device.is_present
+            else _planner_reason(library)
+        )
     return tuple(reasons)
+
+
+def _planner_reason(library: cudnn_library.CudnnLibrary) -> Reason:
+    """Why cuDNN cannot be asked about a device that is not here."""
+    missing = library.missing
+    why = library.unusable_reason if missing is None else missing.what
+    install = "" if missing is None else missing.install
+    return planner_reason(NAME, f"cuDNN's planner is not here: {why}", install)
 
 
 @dataclass(frozen=True)
@@ -168,7 +186,11 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         )
     # Enough for the untuned plan too: where another cuDNN lacks the engine, that plan runs.
     workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
-    return _Planned(call, Plan(engine, workspace_bytes, untuned.plan.other_bytes))
+    return _Planned(call, _plan(engine, workspace_bytes, untuned.plan.other_bytes))
+
+
+def _plan(engine: str, workspace_bytes: int, other_bytes: int) -> Plan:
+    return Plan(engine, workspace_bytes, other_bytes, engine_is_code=True)
 
 
 def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
@@ -192,7 +214,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
             first_reason = first_reason or _WORKSPACE.reason(needed)
             continue
         extra_bytes = cudnn_arrays.extra_bytes(spec, call)
-        return _Planned(call, Plan(engine, workspace_bytes, extra_bytes))
+        return _Planned(call, _plan(engine, workspace_bytes, extra_bytes))
     assert first_reason is not None, "every call has a variant"
     return first_reason
 
@@ -218,20 +240,22 @@ _WORKSPACE = Rule[_Workspace](
 _KNOWN_BUG = re.compile(r"known bug (\w+) of cuDNN \d+: ")
 
 
-_OF_ITS_CODE = re.compile(r"kcfg\.|is_dropout &&")
-"""What cuDNN's error has where it only quotes a condition of the last engine that it tried."""
+_QUOTES_CODE = re.compile(r"kcfg\.|is_dropout &&")
+"""Signs that cuDNN's error only quotes a condition from its source, for the last engine tried."""
 
 
 def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
-    """Why cuDNN is not asked for a plan, or its own error, without the nodes that it names.
+    """The reason in an error of planning.
 
-    The rows of known_bad.cc that match are the rule: `cudnn/known_bug/` and their names.
+    For known bugs, which are refused before cuDNN is asked, the rule is `cudnn/known_bug/` and the
+    names of the rows of known_bad.cc that match. Otherwise the sentence is cuDNN's error without
+    the names of nodes or, if it only quotes a condition, that no engine computes the call.
     """
     if _KNOWN_BUG.match(error):
         names = " and ".join(_KNOWN_BUG.findall(error))
         facts = (("version", version),)
         return Reason(f"cudnn/known_bug/{names}", facts, f"{error} (cuDNN {version})")
-    if _OF_ITS_CODE.search(error):
+    if _QUOTES_CODE.search(error):
         has_both = call.needs_dbias and call.dropout_rate
         what = "dropout with the gradient of bias" if has_both else "this combination of options"
         text = f"{what}: no engine of cuDNN {version} computes it on this device ({error})"
@@ -278,7 +302,7 @@ def _ffi_attributes(call: CudnnCall) -> dict[str, bool | str | np.generic]:
 
 
 def _as_attribute(value: Attribute) -> bool | str | np.generic:
-    """In the width of the handler's field."""
+    """The value in the type of its field in cuda_backend/spec.h."""
     if isinstance(value, bool | str):
         return value
     return np.int64(value) if isinstance(value, int) else np.float32(value)

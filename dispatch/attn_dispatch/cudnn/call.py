@@ -58,18 +58,18 @@ class CudnnCall:
     packed_rows_q: int
     packed_rows_kv: int
     head_rows_q: int
-    """With heads first: the rows of a head, of the array or, packed, of a batch row. 0 if the heads
-    of a row are adjacent."""
+    """With heads first: how many rows of one head are contiguous, those of the array or, if packed,
+    of a batch row. 0 if the heads of a row are contiguous."""
     head_rows_kv: int
-    """The same for keys; in pages, the rows of a page."""
+    """Likewise for keys; in pages, the rows of a page."""
     page_size: int
     num_pages: int
     has_value_table: bool
     """Whether values have a separate page table."""
     bends_scores: bool
-    """Whether scores are changed by more than an addition."""
+    """Whether the gradient of the scores changes too, as under a soft cap."""
     moves_scores: bool
-    """Whether scores are changed by more than a soft cap."""
+    """Whether score_mod, mask_mod or ALiBi is applied."""
     score_nodes: str
     gradient_nodes: str
     node_arrays: str
@@ -103,8 +103,8 @@ class CudnnCall:
     def decodes(self) -> bool:
         """Whether cuDNN's kernel for decoding computes the call: a single query with lengths.
 
-        That kernel does not read past a length, in arrays or in pages. With more than a scale,
-        cuDNN uses another kernel, which multiplies by what is stored there.
+        That kernel does not read past a length, in arrays or in pages. With any option but a scale
+        cuDNN takes another kernel, which multiplies by what is stored there: 0 · NaN is NaN.
         """
         is_single = not self.backward and self.seq_len_q == 1 and not self.is_packed
         has_band = self.window_left >= 0 or self.window_right >= 0
@@ -196,7 +196,7 @@ def counts_alibi_from_lengths(spec: AttentionSpec) -> bool:
 def band_of(spec: AttentionSpec) -> Band | None:
     """The window and causality in cuDNN's terms; None if cuDNN cannot express them."""
     left, right = (-1 if side is None else side for side in spec.band)
-    # With equal lengths both corners coincide, and kernels skip more from the top left.
+    # With equal lengths both alignments are the same, and kernels skip more from the top left.
     if spec.meaning.causal_alignment == "top_left" or spec.meaning.same_lengths:
         return Band(left, right, bottom_right=False)
     if spec.seq_len_q - leading_padding_rows(spec) == 1:
@@ -212,7 +212,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
         return Band(left, right, bottom_right=True)
     if spec.has_runtime_lengths:
         return None if (left, right) != (-1, -1) else OPEN
-    # The same band, counted from the top left. A negative side would mean open, so none may be.
+    # The same band, counted from the top left. No side may be negative: that would mean open.
     from_left = left if left < 0 else left - offset
     from_right = right if right < 0 else right + offset
     if (left >= 0 > from_left) or (right >= 0 > from_right):

@@ -21,17 +21,30 @@ _FILE = re.compile(rb"libcudnn\.so\.9(\.[0-9]+)*")
 
 
 @dataclass(frozen=True)
+class Missing:
+    """What has to be installed before cuDNN can plan calls here."""
+
+    what: str
+    """The library, as a sentence."""
+    install: str
+    """The command that installs it, in a checkout of attn-dispatch."""
+
+
+@dataclass(frozen=True)
 class CudnnLibrary:
     """cuDNN as this process uses it, or the reason why it cannot."""
 
     backend: ModuleType | PlanningProcess | None
-    """The module that has loaded cuDNN: `_cuda` or, without a driver, a `_cuda` in a helper
+    """The module that has loaded cuDNN: `_cuda` or, without a driver, a `_cuda` in the planning
     process, which can plan but not run."""
     version: int = 0
     """91900 for 9.19.0."""
     path: str = ""
     unusable_reason: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why cuDNN cannot be used; empty if it can."""
+    missing: Missing | None = None
+    """The library that must be installed before cuDNN can be used; None if it can, or if that is
+    not why."""
 
     @property
     def is_usable(self) -> bool:
@@ -63,13 +76,13 @@ def find() -> CudnnLibrary:
     try:
         return _load()
     except _NotLoaded as failure:
-        return CudnnLibrary(None, path=failure.path, unusable_reason=str(failure))
+        return failure.library
 
 
 class _NotLoaded(Exception):
-    def __init__(self, reason: str, path: str = "") -> None:
-        super().__init__(reason)
-        self.path = path
+    def __init__(self, library: CudnnLibrary) -> None:
+        super().__init__(library.unusable_reason)
+        self.library = library
 
 
 @lru_cache
@@ -77,16 +90,30 @@ def _load() -> CudnnLibrary:
     try:
         native = native_libraries.load(native_libraries.CUDA)
     except ModuleNotFoundError as error:
-        return CudnnLibrary(None, unusable_reason=str(error))
+        missing = _without(error) if isinstance(error, native_libraries.NotBuilt) else None
+        return CudnnLibrary(None, unusable_reason=str(error), missing=missing)
     except ImportError as error:
-        raise _NotLoaded(str(error)) from error
+        raise _NotLoaded(CudnnLibrary(None, unusable_reason=str(error))) from error
     name = _locate()
     try:
         backend = native if native.has_driver() else _planning_process(native)
         version = backend.load_cudnn(name)
         return CudnnLibrary(backend, version, backend.cudnn_path())
     except native.CudnnError as error:
-        raise _NotLoaded(str(error), name) from error
+        missing = Missing("cuDNN is not installed", _install_cudnn()) if name == SONAME else None
+        raise _NotLoaded(CudnnLibrary(None, 0, name, str(error), missing)) from error
+
+
+def _without(native: native_libraries.NotBuilt) -> Missing:
+    install = f"{native_libraries.CUDA.switch}=1 pip install ."
+    if _locate() == SONAME:
+        install = f"{_install_cudnn()} && {install}"
+    return Missing(native.state, install)
+
+
+def _install_cudnn() -> str:
+    """The command for cuDNN alone: planning needs none of the libraries that pip adds to it."""
+    return f"pip install --no-deps nvidia-cudnn-cu{native_libraries.cuda_majors()[0]}"
 
 
 # A forked child loads again: it cannot use what its parent has loaded, and gets that reason.
@@ -95,7 +122,7 @@ os.register_at_fork(after_in_child=_load.cache_clear)
 
 @lru_cache
 def _planning_process(native: ModuleType) -> PlanningProcess:
-    """This process's helper; it is kept when loading cuDNN has to be tried again."""
+    """The planning process of this process; it is kept when cuDNN has to be loaded again."""
     return PlanningProcess(native)
 
 

@@ -1,4 +1,4 @@
-"""Planning in a helper process, where there is no CUDA driver. The process runs planner.py."""
+"""The planning process, which plans where there is no CUDA driver. It runs planner.py."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _EXCEPTIONS = {x.__name__: x for x in (KeyError, TypeError, ValueError)}
 
 
 class PlanningProcess:
-    """The functions of `_cuda`, answered by a `_cuda` in a helper process.
+    """The functions of `_cuda`, answered by a `_cuda` in the planning process.
 
-    The first question starts the helper; a forked child starts another. It lives until this process
-    ends. If cuDNN crashes it, that call gets an error, and the next question starts a new helper.
+    The first question starts the process; a forked child starts another. It lives until this
+    process ends. If cuDNN crashes it, that call gets an error, and the next question starts a new
+    one.
     """
 
     def __init__(self, native: ModuleType, planner: Path = PLANNER) -> None:
@@ -61,7 +62,7 @@ class PlanningProcess:
         return version
 
     def plan(self, attributes: Attributes, device_properties: str) -> tuple[str, int]:
-        """`_cuda.plan`; a planner that crashes raises CudnnError."""
+        """`_cuda.plan`; a planning process that crashes raises CudnnError."""
         engine, workspace_bytes = self._ask_loaded("plan", dict(attributes), device_properties)
         return engine, workspace_bytes
 

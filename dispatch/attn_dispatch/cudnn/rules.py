@@ -1,7 +1,7 @@
 """The calls that this version does not run through cuDNN, found without asking cuDNN.
 
-Kernels with known bugs are excluded in cuda_backend/known_bad.cc, and cuDNN's planner refuses what
-else it has no kernel for.
+Kernels with known bugs are excluded in cuda_backend/known_bad.cc. cuDNN refuses the rest that it
+has no kernel for, when it plans.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ and more than 10 s for 16,384, for each variant of the call (9.28)."""
 _INT32_LIMIT = 2**31
 
 _WITHOUT_ARRAYS_BY_ROW = ("sm8", "sm12")
-"""The archs whose backward kernels have no room for arrays by row beside lse and delta."""
+"""The archs whose backward kernels read no arrays by row, those with values for each query, beside
+lse and delta."""
 
 _MAX_ARRAYS_BY_ROW = 2
-"""The most arrays by row that other backward kernels have room for beside lse and delta. cuDNN
+"""The most arrays by row that other backward kernels can read beside lse and delta. cuDNN
 refuses too many arrays of floats, but does not count arrays of integers, and then reads wrong
 numbers (H200, 9.19, 9.28)."""
 
@@ -156,7 +157,8 @@ _RULES = (
     Rule[AttentionSpec](
         "cudnn/bottom_right",
         lambda s: band_of(s) is None,
-        "cuDNN has no such bottom-right mask together with a bias, a mask, ALiBi or dropout",
+        "cuDNN cannot combine this bottom-right window or causality with a bias, a mask, ALiBi or "
+        "dropout",
         _remedy_other_mask,
     ),
     DTYPE,
@@ -189,8 +191,8 @@ _VARIANT_RULES = (
         "cudnn/pages",
         # Correct, except for NaN behind the last key of a page (H200, 9.19 and 9.28).
         lambda v: v.call.page_size > 0 and not (v.call.decodes or v.whole_pages),
-        "keys in pages: for all but a plain, single query of each row cuDNN's kernel "
-        "multiplies by what is stored past a length",
+        "keys in pages: cuDNN multiplies by what is stored past a length, from where NaN would "
+        "spread, unless each row has one query and no option but a scale",
         lambda v: "" if settings.current().rewrites else "allow rewrites: rewrites(True)",
     ),
     Rule[_Variant](
@@ -228,8 +230,8 @@ _VARIANT_RULES = (
     Rule[_Variant](
         "cudnn/arrays_by_row",
         lambda v: v.call.backward and v.call.arrays_by_row > v.max_arrays_by_row,
-        "mods: cuDNN's backward pass has room for {most} arrays by row on {arch}, and mods "
-        "and lengths make {arrays}",
+        "mods: cuDNN's backward pass on {arch} can read {most} arrays with values for each query, "
+        "and mods and lengths need {arrays}",
         facts=lambda v: {
             "most": v.max_arrays_by_row,
             "arch": v.arch,

@@ -22,6 +22,9 @@ class Plan:
     """Scratch memory of the kernel."""
     other_bytes: int = 0
     """Memory of the arrays that the program makes around the kernel, such as padded copies."""
+    engine_is_code: bool = False
+    """Whether the name of the engine is a code of the vendor's library. Commands leave codes out
+    unless they are asked for them."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -37,6 +40,25 @@ def device_reason(what: str, device: Device, text: str) -> Reason:
 def library_reason(rule: str, state: str) -> Reason:
     """The reason why no call runs: the state of a vendor's library, as a sentence."""
     return Reason(rule, (("state", state),), state)
+
+
+_PLANNER = "/planner"
+
+
+def planner_reason(name: str, state: str, install: str) -> Reason:
+    """The reason why it is unknown which calls run on a device that is not here.
+
+    Args:
+      name: the implementation's.
+      state: what its planner lacks, as a sentence.
+      install: the command that installs it; "" if there is none.
+    """
+    return Reason(f"{name}{_PLANNER}", (("state", state),), state, install)
+
+
+def is_about_planner(reason: Reason) -> bool:
+    """Whether this is a `planner_reason`: then the call may run once the planner is here."""
+    return reason.rule.endswith(_PLANNER)
 
 
 class Implementation(Protocol):

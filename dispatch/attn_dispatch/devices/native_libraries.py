@@ -50,6 +50,15 @@ def _cuda_plugins() -> tuple[str, ...]:
     return tuple(f"{PACKAGE}_cuda{major}" for major in cuda_majors())
 
 
+class NotBuilt(ModuleNotFoundError):
+    """This Python has no such library. The message has a remedy."""
+
+    def __init__(self, state: str, remedy: str, error: ImportError) -> None:
+        super().__init__(f"{state}; {remedy} ({error})")
+        self.state = state
+        """What is missing, without the remedy."""
+
+
 CUDA = Native("_cuda", "CUDA", "ATTN_DISPATCH_CUDA", _cuda_plugins)
 ROCM = Native("_rocm", "ROCm", "ATTN_DISPATCH_ROCM", lambda: (f"{PACKAGE}_rocm",))
 
@@ -58,7 +67,8 @@ def load(native: Native) -> ModuleType:
     """The library's module: from this package, or else from the first installed wheel.
 
     Raises:
-      ModuleNotFoundError: there is none for this package and this Python; the message has a remedy.
+      NotBuilt: there is none for this Python.
+      ModuleNotFoundError: the one in the wheel has another version than this package.
       ImportError: importing it failed. The failure may be transient.
     """
     plugin = next((x for x in native.plugins() if find_spec(x) is not None), None)
@@ -85,23 +95,23 @@ def _imported(native: Native, package: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(f"{package}.{native.name}")
     except ImportError as error:
-        raise type(error)(_import_failure(native, folder, error)) from error
+        raise _import_failure(native, folder, error) from error
 
 
-def _import_failure(native: Native, folder: Path, error: ImportError) -> str:
-    """Why the library is missing, or is not for this Python."""
+def _import_failure(native: Native, folder: Path, error: ImportError) -> ImportError:
+    """Says whether the library is missing, is for another Python, or could not be imported."""
     others = [x.name.split(".")[1] for x in folder.glob(f"{native.name}.*.so")]
     this = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
     if others and this not in others:
-        return (
+        return NotBuilt(
             f"attn_dispatch's {native.vendor} library was built for another Python: expected "
-            f"{this}, got {', '.join(sorted(others))}; {native.remedy} ({error})"
+            f"{this}, got {', '.join(sorted(others))}",
+            native.remedy,
+            error,
         )
     if isinstance(error, ModuleNotFoundError):
-        return (
-            f"attn_dispatch was installed without its {native.vendor} library; {native.remedy} "
-            f"({error})"
-        )
-    return (
+        state = f"attn_dispatch was installed without its {native.vendor} library"
+        return NotBuilt(state, native.remedy, error)
+    return ImportError(
         f"attn_dispatch's {native.vendor} library could not be imported; {native.remedy} ({error})"
     )

@@ -21,12 +21,12 @@ def version() -> str | None:
 
 
 def unusable_reason() -> Reason | None:
-    """Why its kernels cannot be used here; None if they can."""
+    """Why the package's kernels cannot be used here; None if they can."""
     return package_reason("fa4/library", NAME, version(), VERSIONS, NAME)
 
 
 def loading_failure() -> str:
-    """Why its compiler cannot be loaded on this machine, which has such a GPU; empty if it can."""
+    """Why the package's compiler cannot be loaded here, beside such a GPU; empty if it can."""
     try:
         importlib.import_module("fa4_jax.kernels")
     except Exception as error:  # it imports a chain of packages, which raise errors of many types

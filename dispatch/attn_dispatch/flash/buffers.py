@@ -20,8 +20,8 @@ _TILE = 128
 """The most query rows of a backward kernel's tile."""
 
 _LEAST_FULL, _EFFICIENT = 0.8, 0.85
-"""FlashAttention-2's thresholds. If blocks fill so much of the device, keys are not split. A number
-of splits is good enough if it keeps this part of the best number's share of the device busy."""
+"""FlashAttention-2's thresholds. Keys are not split if blocks fill 0.8 of the device. Otherwise it
+takes the fewest splits that keep 0.85 of what the best number of splits keeps busy."""
 
 
 def forward_results(call: FlashCall) -> Shapes:

@@ -41,7 +41,7 @@ def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
 
 
 def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:
-    """The same for x [..., heads, D] and flags [...], which may broadcast."""
+    """`cleared` in JAX's operations, for x [..., heads, D] and flags [...], which may broadcast."""
     flags = flags[..., None, None]
     x = jnp.where(flags == _PADDING, 0, x)
     return x if flags.dtype == bool else jnp.where(flags == _INVALID, jnp.nan, x)

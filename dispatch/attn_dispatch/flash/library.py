@@ -33,13 +33,13 @@ def version() -> str | None:
 
 
 def unusable_reason() -> Reason | None:
-    """Why its kernels cannot be used here; None if they can."""
+    """Why the package's kernels cannot be used here; None if they can."""
     distribution = f"dew-flash-attn-cu{cuda_majors()[0]}"
     return package_reason("flash/library", NAME, version(), VERSIONS, distribution)
 
 
 def loading_failure(generation: Generation) -> str:
-    """Why its library cannot be loaded on this machine, which has such a GPU; empty if it can."""
+    """Why the package's library cannot be loaded here, beside such a GPU; empty if it can."""
     try:
         _loaded(generation)
     except OSError as error:

@@ -73,7 +73,7 @@ def text_of(x: object) -> str:
 
 
 def is_same(x: object, y: object) -> bool:
-    """Whether these are one object, or equal static values."""
+    """Whether x and y are one object, or equal static values."""
     if x is y:
         return True
     is_static = all(isinstance(z, bool | int | float | str | tuple | type) for z in (x, y))

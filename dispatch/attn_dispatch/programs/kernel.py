@@ -51,13 +51,13 @@ class ScoreRules:
 
     @property
     def bends(self) -> bool:
-        """Whether the score is changed by more than adding to it, so that its gradient changes."""
+        """Whether the gradient of the score changes too, because more is done than adding to it."""
         is_sum = self.score_mod is None or is_sum_with_score(self.score_mod)
         return self.soft_cap is not None or not is_sum
 
     @property
     def moves(self) -> bool:
-        """Whether the score is changed by more than a soft cap."""
+        """Whether score_mod, mask_mod or ALiBi is applied."""
         return (self.score_mod, self.alibi, self.mask_mod) != (None, None, None)
 
 

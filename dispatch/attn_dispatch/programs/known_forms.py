@@ -37,7 +37,7 @@ class KnownForm:
 
     soft_cap: float | None
     adds: bool
-    """Whether anything is added."""
+    """Whether the score_mod adds anything, rather than only capping the score."""
     dtype: str | None = None
     """The dtype that the added numbers were converted from, if they were."""
     slopes: AlibiSlopes | None = None

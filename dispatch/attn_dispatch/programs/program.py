@@ -31,7 +31,7 @@ class ModProgram:
     jaxpr: ClosedJaxpr = field(compare=False, repr=False)
     """The user's function as traced, with its custom derivatives."""
     body: ClosedJaxpr = field(compare=False, repr=False)
-    """The same in plain operations, without calls and without operations that have no effect."""
+    """`jaxpr` in plain operations, without calls and without operations that have no effect."""
 
     def __str__(self) -> str:
         return " ".join(str(self.body.jaxpr).split())

@@ -44,7 +44,11 @@ DROPOUT_KEYS = Rule[AttentionSpec](
 
 
 def _remedy_without_bias(spec: AttentionSpec) -> str:
-    """Without sinks, softmax cancels such a bias: only lse and the row maximum depend on it."""
+    """The remedy for the gradient of a bias that is the same for all keys; empty if there is none.
+
+    Softmax cancels such a bias, except from lse and from the denominator with sinks. So without
+    sinks and a gradient of lse, its gradient is 0.
+    """
     if spec.has("sinks") or spec.has("lse_grad"):
         return ""
     return "pass jax.lax.stop_gradient(bias): its gradient is 0"

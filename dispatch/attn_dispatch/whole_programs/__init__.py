@@ -62,8 +62,8 @@ def explain_program(
     device = default_device()
     program = traced(function, args, device, mesh)
     is_on_mesh = is_for_several_devices(program)
-    sketch = of_program(program, device.platform) if is_on_mesh else None
-    own, others = OwnCalls(sketch), OtherCalls()
+    own = OwnCalls(lambda: of_program(program, device.platform) if is_on_mesh else None)
+    others = OtherCalls()
 
     def rule(equation: JaxprEqn, facts: Sequence[Fact | None], runs: Runs) -> Sequence[Fact | None]:
         if own.note(equation, runs):

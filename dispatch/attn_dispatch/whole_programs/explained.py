@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from attn_dispatch.core import select
 from attn_dispatch.core.device_share import DeviceShare
-from attn_dispatch.core.explanation import Explanation, verdict_lines
-from attn_dispatch.core.verdict import Verdict
+from attn_dispatch.core.explanation import Explanation, planner_lines, verdict_lines
+from attn_dispatch.core.verdict import Verdict, chosen
 from attn_dispatch.devices.device import Device
 from attn_dispatch.text import counted, wrapped
 from attn_dispatch.whole_programs.other_attention import OtherAttention
@@ -23,13 +23,13 @@ class ProgramCall:
     """An attention call of a program."""
 
     place: Place | None
-    """The line that makes it; None if JAX did not keep it."""
+    """The line that makes the call; None if JAX did not keep it."""
     forward_runs: Runs
-    """How often its forward pass runs: 0 if the program has only the backward pass."""
+    """How often the forward pass runs: 0 if the program has only the backward pass."""
     backward_runs: Runs
     explanation: Explanation
-    """As `attn_dispatch.explain` gives it, for the part that one device computes. It has no verdict
-    about a direction that does not run."""
+    """What `attn_dispatch.explain` returns for the part that one device computes, without verdicts
+    on a direction that does not run."""
 
     @property
     def share(self) -> DeviceShare | None:
@@ -38,7 +38,7 @@ class ProgramCall:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """The directions, of "forward" and "backward", that no vendor's kernel runs."""
+        """The directions, of "forward" and "backward", that no vendor's kernel is known to run."""
         return tuple(
             direction
             for direction, verdicts in self._directions
@@ -49,8 +49,8 @@ class ProgramCall:
     def _directions(self) -> tuple[tuple[str, tuple[Verdict, ...]], ...]:
         return ("forward", self.explanation.forward), ("backward", self.explanation.backward)
 
-    def lines(self, width: int) -> list[str]:
-        """Its part of the list."""
+    def lines(self, width: int, *, codes: bool) -> list[str]:
+        """The lines about this call in the list."""
         runs = [
             f"{direction} {times}"
             for direction, times in (
@@ -66,7 +66,7 @@ class ProgramCall:
         device = self.explanation.device
         for direction, verdicts in self._directions:
             for verdict in _to_show(verdicts, device):
-                lines += verdict_lines(f"{direction:<9} ", verdict, width)
+                lines += verdict_lines(f"{direction:<9} ", verdict, width, codes=codes)
         return lines
 
 
@@ -84,26 +84,31 @@ class ProgramExplanation:
 
     @property
     def fallbacks(self) -> tuple[ProgramCall, ...]:
-        """The calls of which a direction is not run by a vendor's kernel."""
+        """The calls of which a direction is not known to be run by a vendor's kernel."""
         return tuple(x for x in self.calls if x.fallbacks)
 
     def without_kernel(self, width: int = _WIDTH) -> str:
         """The part of the list that a vendor's kernel does not run; "" if there is none."""
         rest = replace(self, calls=self.fallbacks)
-        return rest.text(width) if rest.calls or rest.others or not self.calls else ""
+        return rest.text(width, codes=False) if rest.calls or rest.others or not self.calls else ""
 
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, width: int = _WIDTH) -> str:
-        """The list, in lines of at most `width` columns as far as words allow."""
+    def text(self, width: int = _WIDTH, *, codes: bool = True) -> str:
+        """The list, in lines of at most `width` columns as far as words allow.
+
+        With `codes`, it names cuDNN's engines, such as eng9_k24=1.
+        """
         number = counted(len(self.calls), "attention call") if self.calls else "no attention call"
         lines = [
             *wrapped("program   ", f"{self.name}: {number} of attn_dispatch", width),
             *wrapped("device    ", f"{self.device.platform}: {self.device}", width),
         ]
+        missing = (x.explanation.missing_planner for x in self.calls)
+        lines += planner_lines(next((x for x in missing if x is not None), None), width)
         for call in self.calls:
-            lines += ["", *call.lines(width)]
+            lines += ["", *call.lines(width, codes=codes)]
         if self.others:
             number = counted(len(self.others), "attention")
             lines += ["", *wrapped("", f"not through attn_dispatch: {number}", width)]
@@ -117,16 +122,19 @@ def _text_of(place: Place | None) -> str:
 
 
 def _runs_a_kernel(verdicts: Sequence[Verdict]) -> bool:
-    chosen = next((x for x in verdicts if x.is_eligible), None)
-    return chosen is not None and select.named(chosen.implementation).PLATFORM is not None
+    found = chosen(verdicts)
+    if found is None or found.is_unknown:
+        return False
+    return select.named(found.implementation).PLATFORM is not None
 
 
 def _to_show(verdicts: Sequence[Verdict], device: Device) -> list[Verdict]:
     """What runs and, if that is no vendor's kernel, the reasons against those of this device."""
-    chosen = [x for x in verdicts if x.is_eligible][:1]
+    first = chosen(verdicts)
+    found = [] if first is None else [first]
     if _runs_a_kernel(verdicts):
-        return chosen
-    refused = (x for x in verdicts if not x.is_eligible)
-    return chosen + [
+        return found
+    refused = (x for x in verdicts if not x.is_eligible and x is not first)
+    return found + [
         x for x in refused if select.is_expected(select.named(x.implementation), device)
     ]

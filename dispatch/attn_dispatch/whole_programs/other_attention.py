@@ -91,7 +91,7 @@ class OtherCalls:
         return [result for _ in equation.outvars]
 
     def found(self) -> tuple[OtherAttention, ...]:
-        """All of it, each line once."""
+        """All attention that was collected, each line once."""
         products = [
             _found(_products_at(x.equation), x.equation, x.runs, "scores", x.equation.outvars[0])
             for x in self._products

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import cast
 
 from jax.extend.core import JaxprEqn
@@ -38,15 +39,16 @@ _Key = tuple[Place | None, AttentionSpec]
 class OwnCalls:
     """Collects the calls of a program while it is walked."""
 
-    def __init__(self, sketch: Sketch | None) -> None:
-        self._sketch = sketch
+    def __init__(self, find_sketch: Callable[[], Sketch | None]) -> None:
+        # Only calls along Auto axes need the sketch, for which the program must be lowered.
+        self._find_sketch = cache(find_sketch)
         self._found: dict[_Key, Calls] = {}
 
     def note(self, equation: JaxprEqn, runs: Runs) -> bool:
         """Take the operation if it is a call; returns whether it is one."""
         if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
             return False
-        spec, share = _call_in(equation, self._sketch)
+        spec, share = _call_in(equation, self._find_sketch)
         place = place_of(equation)
         calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
         specs = calls.backward if spec.is_backward else calls.forward
@@ -72,7 +74,9 @@ class Pair:
     backward_runs: Runs
 
 
-def _call_in(equation: JaxprEqn, sketch: Sketch | None) -> tuple[AttentionSpec, DeviceShare | None]:
+def _call_in(
+    equation: JaxprEqn, find_sketch: Callable[[], Sketch | None]
+) -> tuple[AttentionSpec, DeviceShare | None]:
     """The call of one device, and which part of the program's call it is."""
     types = [type_of(x) for x in equation.invars]
     is_sharded = types[0].sharding.mesh.size > 1
@@ -85,7 +89,7 @@ def _call_in(equation: JaxprEqn, sketch: Sketch | None) -> tuple[AttentionSpec, 
         wanted = cast("tuple[str, ...]", equation.params["wanted"])
         operands = types[: len(options.operands)]
         return spec_of_tangents(operands, options, wanted), by_formula
-    return of_one_device(types, options, sketch)
+    return of_one_device(types, options, find_sketch)
 
 
 def _meant(spec: AttentionSpec) -> AttentionSpec:

@@ -21,7 +21,7 @@ class Runs:
     """How often something runs in one run of the program, on one device."""
 
     times: int | None = 1
-    """None if that is known only when the program runs, as in a `while`."""
+    """The number of times; None if it is known only when the program runs, as in a `while`."""
     is_conditional: bool = False
     """True in a branch of a `cond`, which may run less often."""
     again: int = 0
@@ -39,13 +39,13 @@ class Runs:
         return Runs(known, is_conditional, self.again + other.again)
 
     def repeated(self, times: int | None) -> Runs:
-        """How often something runs that runs `times` in each of these."""
+        """How often something runs that runs `times` times in each of these runs."""
         if self.times is None or times is None:
             return replace(self, times=None, again=0)
         return replace(self, times=self.times * times, again=self.again * times)
 
     def recomputed(self) -> Runs:
-        """The same, where all of it is computed for the second time."""
+        """These runs, if all of them recompute a forward pass."""
         return replace(self, again=self.times or 0)
 
 

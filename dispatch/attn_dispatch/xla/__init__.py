@@ -132,9 +132,9 @@ def unusable_reason(device: Device) -> str:
 
 
 def version() -> None:
-    """None: XLA is jaxlib's."""
+    """None: XLA comes with jaxlib."""
 
 
 def library_lines() -> list[str]:
-    """None: XLA is jaxlib's."""
+    """Empty: XLA comes with jaxlib."""
     return []

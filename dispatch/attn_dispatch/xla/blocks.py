@@ -100,7 +100,7 @@ class Block:
     sizes: dict[str, int]
 
     def take(self, x: jax.Array, axes: str) -> jax.Array:
-        """This block's part of x."""
+        """The part of x that belongs to this block."""
         if all(self._is_whole(n, axis) for n, axis in zip(x.shape, axes, strict=False)):
             return x
         divided = [

@@ -6,16 +6,15 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 BACKWARD_OVER_FORWARD = 2.5
-"""The work of a backward pass, in forward passes: five matrix products, one of which computes the
-scores again, against two. This is FlashAttention's convention. It is also used if value is narrower
-than query."""
+"""How many forward passes a backward pass costs: 5 matrix products (one computes the scores again)
+to 2. This is FlashAttention's convention. It is also used if value is narrower than query."""
 
 WORK = {
     "forward": 1.0,
     "backward": BACKWARD_OVER_FORWARD,
     "forward_backward": 1.0 + BACKWARD_OVER_FORWARD,
 }
-"""The work of each direction, in forward passes."""
+"""How many forward passes each direction costs."""
 
 
 @dataclass(frozen=True)

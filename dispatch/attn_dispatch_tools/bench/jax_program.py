@@ -21,12 +21,13 @@ class JaxProgram:
         self,
         function: Callable[..., jax.Array],
         layout: str,
-        extra: Sequence[jax.Array],
+        further_arrays: Sequence[jax.Array],
         direction: str,
         arrays: CellArrays,
     ):
         self._arrays, self._layout, self._direction = arrays, layout, direction
-        step, self._arguments = _step(function, arrays.inputs(layout), tuple(extra), direction)
+        inputs = arrays.inputs(layout)
+        step, self._arguments = _step(function, inputs, tuple(further_arrays), direction)
         self._jitted = jax.jit(step)
         times = [time.perf_counter()]
         traced = self._jitted.trace(*self._arguments)
@@ -68,15 +69,15 @@ class JaxProgram:
 def _step(
     function: Callable[..., jax.Array],
     inputs: Sequence[jax.Array],
-    extra: tuple[jax.Array, ...],
+    further_arrays: tuple[jax.Array, ...],
     direction: str,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function to jit, and its arguments."""
     *qkv, out_grad = inputs
 
     def out_and_vjp(*operands: jax.Array):
-        qkv, extra = operands[:3], operands[3:]
-        return jax.vjp(lambda *qkv: function(*qkv, *extra), *qkv)
+        qkv, further_arrays = operands[:3], operands[3:]
+        return jax.vjp(lambda *qkv: function(*qkv, *further_arrays), *qkv)
 
     def forward(*operands: jax.Array):
         return function(*operands)
@@ -89,11 +90,11 @@ def _step(
         return out, *pull(out_grad)
 
     if direction == "forward":
-        return forward, (*qkv, *extra)
+        return forward, (*qkv, *further_arrays)
     if direction == "forward_backward":
-        return forward_backward, (out_grad, *qkv, *extra)
+        return forward_backward, (out_grad, *qkv, *further_arrays)
     # `pull` holds the residuals. As it is an argument, the forward pass does not run again.
-    return backward, (jax.jit(lambda *x: out_and_vjp(*x)[1])(*qkv, *extra), out_grad)
+    return backward, (jax.jit(lambda *x: out_and_vjp(*x)[1])(*qkv, *further_arrays), out_grad)
 
 
 def _memory_bytes(compiled: Any) -> int | None:

@@ -38,26 +38,26 @@ class Options:
 
 
 class _GuardedProgram:
-    """A program that keeps the reason of its first failure, and does not raise."""
+    """A program that keeps the message of its first failure, and does not raise."""
 
     def __init__(self, program: MeasuredProgram):
         self.program = program
-        self.reason = ""
+        self.failure = ""
 
     def seconds(self, calls: int) -> float:
         """Wall time per call; infinity after a failure."""
-        if not self.reason:
+        if not self.failure:
             try:
                 return self.program.seconds(calls)
             except Exception as error:
-                self.reason = first_line(error)
+                self.failure = first_line(error)
         return float("inf")
 
 
 def measure(
     cell: Cell, direction: str, peers: Sequence[Peer], arrays: CellArrays, options: Options
 ) -> dict[str, dict[str, Any]]:
-    """By name of each peer, either a "reason" why there are no numbers, or these numbers:
+    """By name of each peer, either the "reason" for missing numbers, or these numbers:
 
     - wall_us: the "median", "min" and "quartiles", over the rounds, of the wall time of a call.
     - device_us: the time for which a call keeps the device busy, or None and a "device_reason".
@@ -109,8 +109,8 @@ def _add_times(
     timed: dict[str, Callable[[int], float]] = {x: y.seconds for x, y in programs.items()}
     times = turns(timed, rounds, options.seconds, is_over=options.is_over)
     for name, guarded in programs.items():
-        if guarded.reason:
-            found[name] = {"reason": guarded.reason}
+        if guarded.failure:
+            found[name] = {"reason": guarded.failure}
             continue
         median = statistics.median(times[name])
         found[name] |= {

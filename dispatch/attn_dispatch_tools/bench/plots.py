@@ -37,6 +37,8 @@ _COLOURS = {
 _OTHER_COLOURS = ("#8c6d31", "#ce6dbd", "#637939", "#d6a62c")
 _MIN_LENGTHS = 3
 """The fewest lengths for a line plot. For fewer, the bars show as much."""
+_LEGEND_COLUMNS = 3
+"""So few that a phone, which shows the left half of a plot, shows the whole legend."""
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
@@ -103,9 +105,7 @@ def _bars(
             if j == 0:
                 axes.set_ylabel("µs (less is better)" if is_time else "TFLOP/s")
                 axes.set_title(TITLES[direction], loc="left", fontsize=10, color="#40454d")
-            if i == 0 and j == len(panels) - 1:
-                _legend(axes, shown, colours)
-    _title(figure, report, f"{grid}: {family}" if family else grid)
+    _title(figure, report, f"{grid}: {family}" if family else grid, shown, colours)
     return figure
 
 
@@ -175,29 +175,32 @@ def _lines(
         axes.set_xlabel("sequence length")
         axes.set_ylabel(unit)
         axes.set_title(TITLES[direction], loc="left", fontsize=10, color="#40454d")
-        if i == len(directions) - 1:
-            _legend(axes, shown, colours)
-    _title(figure, report, f"{family}: memory of results and temporaries" if is_memory else family)
+    title = f"{family}: memory of results and temporaries" if is_memory else family
+    _title(figure, report, title, shown, colours)
     return figure
 
 
-def _legend(axes: Axes, shown: Sequence[str], colours: dict[str, str]) -> None:
-    patches = [Patch(color=colours[x], label=x) for x in shown]
-    legend = axes.legend(
-        handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9
-    )
+def _title(
+    figure: Figure, report: Report, title: str, shown: Sequence[str], colours: dict[str, str]
+) -> None:
+    """Make room at the top for the title, what was measured on, and the legend."""
+    facts = report.environment
+    versions = f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}, bfloat16"
+    legend_height = 0.19 * -(-len(shown) // _LEGEND_COLUMNS)
+    height = figure.get_figheight() + legend_height
+    figure.set_figheight(height)
+    figure.tight_layout(h_pad=1.6, rect=(0, 0, 1, 1 - (0.55 + legend_height) / height))
+    figure.text(0.01, 1.0, title, fontsize=13, fontweight="bold", ha="left", va="top")
+    below = 1 - 0.27 / height
+    figure.text(0.01, below, versions[:120], fontsize=9, color="#5b616b", ha="left", va="top")
+    legend = figure.legend(
+        handles=[Patch(color=colours[x], label=x) for x in shown], ncols=_LEGEND_COLUMNS,
+        loc="upper left", bbox_to_anchor=(0.01, 1 - 0.5 / height), borderaxespad=0, borderpad=0,
+        handlelength=1.4, columnspacing=1.4, frameon=False, fontsize=9,
+    )  # fmt: skip
     for text in legend.get_texts():
         if text.get_text() == "ours":
             text.set_fontweight("bold")
-
-
-def _title(figure: Figure, report: Report, title: str) -> None:
-    facts = report.environment
-    versions = f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}, bfloat16"
-    figure.tight_layout(h_pad=1.6, rect=(0, 0, 1, 1 - 0.45 / figure.get_figheight()))
-    figure.text(0.01, 1.0, title, fontsize=13, fontweight="bold", ha="left", va="top")
-    below = 1 - 0.27 / figure.get_figheight()
-    figure.text(0.01, below, versions[:120], fontsize=9, color="#5b616b", ha="left", va="top")
 
 
 def _directions(

@@ -21,11 +21,11 @@ MeasureCell = Callable[..., dict[str, dict[str, Any]]]
 
 def present(peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, Any]]:
     """The peers that can be used here, and the environment with the versions of all peers and the
-    reasons why others are absent."""
+    messages that say why others are absent."""
     absent = {peer.name: peer.absent() for peer in peers}
     facts = environment()
     facts["peers"] = {peer.name: peer.version() for peer in peers}
-    facts["absent"] = {name: reason for name, reason in absent.items() if reason}
+    facts["absent"] = {name: why for name, why in absent.items() if why}
     return [peer for peer in peers if not absent[peer.name]], facts
 
 

@@ -23,8 +23,8 @@ _TARGETS = {"gfx942": "gfx9", "gfx950": "gfx950"}
 _EVERYTHING = {"fwd": "*", "bwd": "*@*@*", "fwd_splitkv": "*@*"}
 _NOTHING = {"batch_prefill": "none"}
 
-# Split-KV kernels that attend to parts of the keys, and kernels that combine their results. Both
-# must match in these groups.
+# Split-KV kernels that attend to parts of the keys, and kernels that combine their results. A
+# combining kernel belongs to an attending one if these groups of both names are equal.
 _COMBINES = re.compile(r"fmha_fwd_splitkv_combine_(d\d+_\w+?_batch)_.*_unused_ps(dv)?_")
 _ATTENDS = re.compile(r"fmha_fwd_splitkv_(d\d+_\w+?_batch)_.*_vr_pssk(?:d(dv))?_")
 
@@ -41,7 +41,8 @@ class Filters:
     backward: str = _EVERYTHING["bwd"]
     """Three patterns, separated by @: for kernels before, after, and for the main ones."""
     split_kv: str = "*"
-    """For forward kernels that split the keys. Kernels that combine their results are added."""
+    """The pattern for forward kernels that split the keys. Kernels that combine their results are
+    added."""
 
     @classmethod
     def parse(

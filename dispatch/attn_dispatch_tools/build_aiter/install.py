@@ -56,7 +56,7 @@ def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Copy a file such that a process which has the old one open keeps that."""
+    """Replace a file by renaming, so that a process with the old file open is not disturbed."""
     draft = target.with_name(f"{target.name}.draft")
     shutil.copyfile(source, draft)
     draft.replace(target)

@@ -14,12 +14,12 @@ from jax.typing import DTypeLike
 
 from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.core import select
-from attn_dispatch.core.explanation import Explanation
+from attn_dispatch.core.explanation import UNKNOWN, Explanation
 from attn_dispatch.inspection import Shaped, explain
 from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
 from attn_dispatch_tools.terminal.text import filled, width
 from attn_dispatch_tools.written_calls import notation
 from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
@@ -61,6 +61,7 @@ def add_parser(commands: Commands, help: str) -> None:
         "--implementation", action="append", metavar="NAME",
         help=f"only this one: {', '.join(select.names())}; may be repeated",
     )  # fmt: skip
+    add_verbose(parser)
     call = parser.add_argument_group("arguments of the call")
     add_mask_flags(call)
     call.add_argument(
@@ -94,7 +95,7 @@ _FLAGS = (
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print the explanation; ends the process with status 1 if nothing can run a call."""
+    """Print the explanation; ends the process with status 1 if nothing is known to run a call."""
     try:
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always", AttentionConventionWarning)
@@ -103,17 +104,17 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {error_text(error)}") from error
     for warning in given:
         print(filled(f"warning: {warning.message}"), file=sys.stderr)
-    style.show("\n\n".join(x.text(width()) for x in found), _MARKS)
+    style.show("\n\n".join(x.text(width(), codes=args.verbose) for x in found), _MARKS)
     singles = [x.single_queries for x in found if x.single_queries is not None]
-    if any(x.chosen_forward is None for x in (*found, *singles)):
+    if any(x.chosen_forward in (None, UNKNOWN) for x in (*found, *singles)):
         raise SystemExit(1)
 
 
 _MARKS = {
     r"(?m)^chosen .*": style.HEADING,
-    r"(?m)^(?:call|device|versions|mask_mod|forward|backward)\b": style.QUIET,
+    r"(?m)^(?:call|device|versions|planner|mask_mod|forward|backward)\b": style.QUIET,
     r"(?m)^(?:forward|backward) +\w+ +(runs:)": style.GOOD,
-    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": style.NOT,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:$|unknown:)": style.NOT,
 }
 
 

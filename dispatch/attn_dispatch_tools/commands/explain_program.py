@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 from attn_dispatch.text import error_text
 from attn_dispatch.whole_programs import assert_kernels, explain_program
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
 from attn_dispatch_tools.terminal.text import width
 from attn_dispatch_tools.written_calls import notation
 
@@ -63,6 +63,7 @@ def add_parser(commands: Commands, help: str) -> None:
         "--allow-others", action="store_true",
         help="with --check: allow attention that does not go through attn_dispatch",
     )  # fmt: skip
+    add_verbose(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -79,14 +80,14 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {error}") from error
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error_text(error)}") from error
-    style.show(found.text(width()), _MARKS)
+    style.show(found.text(width(), codes=args.verbose), _MARKS)
 
 
 _MARKS = {
     r"(?m)^(?:program|not through) .*": style.HEADING,
-    r"(?m)^(?:device|line|call|share|runs|forward|backward)\b": style.QUIET,
+    r"(?m)^(?:device|planner|line|call|share|runs|forward|backward)\b": style.QUIET,
     r"(?m)^(?:forward|backward) +\w+ +(runs:)": style.GOOD,
-    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": style.NOT,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:$|unknown:)": style.NOT,
 }
 
 

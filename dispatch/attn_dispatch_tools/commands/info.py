@@ -10,6 +10,7 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from attn_dispatch import settings
 from attn_dispatch._version import __version__
 from attn_dispatch.core import select
+from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.native_libraries import cuda_majors
 from attn_dispatch.devices.target import device_for, parse, platform_of
@@ -103,4 +104,11 @@ def _next(devices: list[Device]) -> list[tuple[str, str]]:
             ("what runs a call of yours, and why", explain),
             ("prove the kernels on this GPU", "attn-dispatch verify --out report"),
         ]
-    return [("XLA computes everything here. What a GPU would run:", f"{explain} --target h100")]
+    missing = cudnn_library.find().missing
+    if missing is None:
+        return [("XLA computes everything here. What a GPU would run:", f"{explain} --target h100")]
+    what = (
+        "XLA computes everything here. What an H100 or another NVIDIA GPU would run cannot be "
+        "known before cuDNN's planner is here, which needs no GPU. In a checkout of attn-dispatch:"
+    )
+    return [(what, missing.install)]

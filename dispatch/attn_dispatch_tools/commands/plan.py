@@ -10,22 +10,23 @@ from pathlib import Path
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.console import waiting
+from attn_dispatch.core.explanation import plan_text
 from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
-from attn_dispatch.reason import sentences
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
 from attn_dispatch_tools.terminal.text import width, wrapped
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
 
 _DESCRIPTION = """\
 Plan attention calls, for example on a login node or while an image is built, and keep the plans in
 a folder where the processes that make these calls find them. No GPU is needed. Each call is planned
-as it is, and as a forward and a backward pass in training, with the gradients of all arrays that
-have one but no gradient of lse. If several devices share a call, write down the part of one device.
+as it is. For training, a forward and a backward pass are planned as well, with every gradient that
+the call has; lse counts as not differentiated. If several devices share a call, write down the part
+of one device.
 
 Plans are used by processes with the same versions of cuDNN, attn_dispatch and the CUDA driver, on
 exactly the kind of GPU that the target names. Other processes plan again.
@@ -53,6 +54,7 @@ def add_parser(commands: Commands, help: str) -> None:
     parser.add_argument(
         "--inference", action="store_true", help="leave out the plans that training needs"
     )
+    add_verbose(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -89,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
         for name, each in wanted.items():
             start = time.perf_counter()
             with waiting(f"planning {name}"):
-                answer, is_planned = _planned(each, device)
+                answer, is_planned = _planned(each, device, codes=args.verbose)
             is_refused |= not is_planned
             style.show(_line(name, time.perf_counter() - start, answer), _MARKS)
     if reasons := plan_store.write_failures(folder):
@@ -113,11 +115,12 @@ _MARKS = {
 }
 
 
-def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
-    """The engine that was planned, or the reasons why none was; and whether one was."""
+def _planned(spec: AttentionSpec, device: Device, *, codes: bool) -> tuple[str, bool]:
+    """What was planned, or the reasons why nothing was; and whether something was."""
     names = spec.meaning.implementation or ("cudnn",)
     verdicts = verdicts_on(spec.by(*names), device)
     for verdict in verdicts:
         if verdict.plan is not None:
-            return f"{verdict.implementation}: {verdict.plan.engine}", True
-    return "refused: " + sentences(x for verdict in verdicts for x in verdict.reasons), False
+            return f"{verdict.implementation}: {plan_text(verdict, codes=codes)}", True
+    reasons = (x.with_remedy for verdict in verdicts for x in verdict.reasons)
+    return "refused: " + "; ".join(reasons), False

@@ -130,8 +130,8 @@ def _tune_script(args: argparse.Namespace, kept: Path) -> None:
     finally:
         if _version(kept) == before:
             print(
-                "nothing was tuned: the script made no calls that are not tuned already, or none "
-                "that can be tuned here",
+                "nothing was tuned: the script made no calls, or each was tuned before or cannot "
+                "be tuned here",
                 file=sys.stderr,
             )
 
@@ -172,6 +172,6 @@ def _tune_calls(
                 raise SystemExit(f"error: {error}") from error
             has_winner |= found is not None
             if found is None:
-                why = "not tuned: there is nothing to choose from, or nothing of it ran"
+                why = "not tuned: there is only one choice, or no choice ran"
                 style.show(why, {"^not tuned:": style.NOT})
     return has_winner

@@ -24,8 +24,8 @@ from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, 
 
 _DESCRIPTION = """\
 Show which queries of a call attend to which keys: a line for each query, a column for each key.
-x: the query attends to the key. .: it does not. _: one of the two is padding. With --alibi, the
-distance that slopes multiply replaces the x; with a score_mod, its result for a score of 0 does.
+x: the query attends to the key. .: it does not. _: one of the two is padding. With --alibi, a
+number in place of x is ALiBi's distance; with a score_mod, what it returns for a score of 0.
 """
 _EXAMPLES = (
     "attn-dispatch mask --seq 16 --causal --window 4",

@@ -46,6 +46,13 @@ def add_command(
     return parser
 
 
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Add --verbose to a command that shows what runs calls."""
+    parser.add_argument(
+        "--verbose", action="store_true", help="name cuDNN's engines, such as eng9_k24=1, as well"
+    )
+
+
 class Formatter(argparse.RawDescriptionHelpFormatter):
     """Fills paragraphs to the terminal's width, and leaves paragraphs with indented lines alone."""
 

@@ -100,10 +100,10 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
 
 
 def custom_calls_in(text: str) -> set[str]:
-    """The targets of this library's custom calls in a lowered program.
+    """The names of this library's custom calls in a lowered program.
 
-    Targets for packed sequences and for split keys count as the others; the one that clears rows
-    does not count, because it computes nothing.
+    The variants for packed sequences and split keys count under the plain name. clear_rows does not
+    count, because it computes nothing.
     """
     found = re.findall(r"custom_call @(attn_dispatch\w*?)(?:_packed|_split_kv)?\b", text)
     return {*found} - {"attn_dispatch_clear_rows"}
@@ -112,8 +112,8 @@ def custom_calls_in(text: str) -> set[str]:
 def custom_calls_of(name: str) -> dict[str, str]:
     """An implementation's custom calls by direction; empty if it makes none."""
     (module,) = (x for x in select.implementations() if x.NAME == name)
-    targets = {x: getattr(module, f"{x.upper()}_TARGET", None) for x in ("forward", "backward")}
-    return {direction: target for direction, target in targets.items() if target}
+    found = {x: getattr(module, f"{x.upper()}_TARGET", None) for x in ("forward", "backward")}
+    return {direction: name for direction, name in found.items() if name}
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

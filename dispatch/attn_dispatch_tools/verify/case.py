@@ -74,7 +74,7 @@ class Case:
     """The longest packed sequences of queries and of keys."""
     mask: Shape | None = None
     dead_rows: bool = False
-    """Whether the mask hides all keys from some rows."""
+    """Whether the mask makes some rows padding: it hides every key from them."""
     bias: Shape | None = None
     bias_dtype: str = "float32"
     infinite_bias: bool = False
@@ -99,7 +99,7 @@ class Case:
     magnitude: float = 1.0
     """The standard deviation of query and key."""
     score_shift: float = 0.0
-    """Added to every score, through a constant in query and key, and to the sinks."""
+    """A number added to every score, by constant columns in query and key, and to every sink."""
     rounded_bias: bool = False
     """Whether biases are rounded to the call's dtype, whatever their dtype."""
     page: int = 0
@@ -262,7 +262,7 @@ class Case:
         return operands
 
     def _bias(self, bias: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-        """The bias, with -inf or rounded if the case has it so."""
+        """The bias, with some -inf or rounded, as the case wants."""
         if self.infinite_bias:
             bias[rng.random(self.bias) < 0.2] = -np.inf
             bias[..., 1, :] = -np.inf

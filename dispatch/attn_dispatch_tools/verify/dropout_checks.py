@@ -22,10 +22,11 @@ _DISTANCES = {
 """The axes of the mask along which entries are compared, and the distances between them."""
 _MAX_DEVIATIONS = 7
 _MIN_VARIANCE = 25
-"""The least variance of a sum of products that is near enough to normal."""
+"""A sum of products with a smaller variance is not near enough to a normal distribution to be
+judged."""
 
 Draw = Callable[[Operands], np.ndarray]
-"""Returns the keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
+"""Returns the dropout mask, bool [B, N, T, S], of a call with these operands; True = kept."""
 
 
 def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
@@ -65,14 +66,14 @@ def check(
     """The mask of a case, and failures of its rate or of its independence.
 
     Args:
-      rows_per_number: the number of rows that share each random number. They are every other row of
-        twice as many consecutive ones.
+      rows_per_number: n, the number of rows that share each random number. Of 2n consecutive rows,
+        the n even ones share a number and so do the n odd ones.
     """
     keep = draw(operands)
     pairs = attended(case.forward_options(), operands)
     failures = []
     if not np.array_equal(keep & pairs, draw(operands) & pairs):
-        failures.append("the same key dropped other entries the second time")
+        failures.append("the same dropout key dropped other entries the second time")
     failures += _other_keys(case, draw, operands, keep, pairs, rows_per_number)
     failures += _not_independent(case, keep, pairs, rows_per_number)
     own = pairs[: _batch_of_one_copy(case)]
@@ -91,7 +92,8 @@ def _other_keys(
     pairs: np.ndarray,
     rows_per_number: int,
 ) -> list[str]:
-    """Failures where a word of a key does not change its batch rows' mask, or changes others'."""
+    """Failures if changing a word of a dropout key leaves the mask of its batch rows unchanged, or
+    changes that of others."""
     failures = []
     keys = operands["dropout_key"]
     rows = case.b // keys.shape[0]
@@ -103,9 +105,9 @@ def _other_keys(
         own[d * rows : (d + 1) * rows] = True
         can_tell = _can_tell(case, pairs & own, rows_per_number)
         if can_tell and not (changed & pairs & own).any():
-            failures.append("another key dropped the same entries")
+            failures.append("a changed dropout key dropped the same entries")
         if keys.shape[0] > 1 and (changed & pairs & ~own).any():
-            failures.append("a key changed what another one drops")
+            failures.append("a changed dropout key changed the mask of another key's batch rows")
     return list(dict.fromkeys(failures))
 
 

@@ -65,7 +65,7 @@ FOUND: tuple[Case, ...] = (
     # Beside a sink as large as these scores, the probe for the mask, whose scores are 0, had no
     # weight left.
     _found("large_scores_sinks_dropout", score_shift=300.0, sinks=1, dropout=0.5, **_PACKED),
-    # With one key, p · (dp - delta) is exactly 0, but a float32 rounding error on XLA.
+    # With one key, p · (dp - delta) is exactly 0; XLA computes a float32 rounding error instead.
     _found("one_key_xla_backward", s=1, h=136, v=48, scale=-0.3, deterministic=True),
     # Gradients with few entries must be allowed their rounding to 16 bits, too.
     _found(
@@ -115,7 +115,7 @@ FOUND: tuple[Case, ...] = (
     # A second call of AITER reads the dropout mask for XLA's backward pass. Its head dims must be
     # padded to 256 as well, and it was passed the arrays of both calls.
     _found("dropout_mask_wide_heads", h=136, v=48, dropout=0.5, alibi=1),
-    # A row bias of -inf hides pairs that the mask does not.
+    # Pairs that only a row bias of -inf hides were counted as dropped.
     _found(
         "dropout_infinite_row_bias_packed",
         dropout=0.1,
@@ -216,7 +216,7 @@ FOUND: tuple[Case, ...] = (
     # delta comes from the rounded output, and half of it is the sink's part.
     _found("row_bias_sinks", t=100, s=2, h=136, dtype="float16", bias="1nt1", sinks=1, scale=4.0),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
-    # The bias has four entries. By chance, the plain computation has small errors in all of them.
+    # The bias has four entries. By chance, the naive computation has small errors in all of them.
     _found(
         "row_bias_one_entry",
         b=4,

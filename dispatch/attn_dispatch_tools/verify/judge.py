@@ -100,7 +100,8 @@ def allowances(
 ) -> dict[str, float]:
     """The largest allowed error of each of these results, from that of the naive computation.
 
-    If that is smaller than is likely after rounding, the likely error counts (`Naive.spread`).
+    If the naive error is by chance smaller than rounding makes likely, the likely error counts
+    (`Naive.spread`).
 
     Raises:
       ArithmeticError: naive computation and reference differ so much that one must be wrong.

@@ -201,7 +201,8 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
         "key": call.sum_groups(call.rounded(key_grad)),
         "value": call.sum_groups(call.rounded(value_grad)),
         # A bias' gradient consists of gradients of scores, rounded to 16 bits as in matrix
-        # products. If all keys share the bias, they cancel in its sum, but not once rounded.
+        # products. If all keys share the bias, these cancel exactly when summed, but not after
+        # rounding.
         "bias": score_grad if _is_same_for_all_keys(call) else narrow,
         "alibi_slopes": -(narrow * call.distance).sum(axis=(2, 3)),
         "sinks": np.where(call.attends, call.p_sink * (lse_grad - mean), 0).sum(axis=2),
@@ -261,7 +262,7 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bo
     float32_variance = (np.finfo(np.float32).eps * call.p) ** 2 * (p_grad**2 + mean**2)
     score_variance = _rounding_variance(narrow, call.dtype)
     if is_fused and scale:
-        # Kernels may round it after multiplying by the scale.
+        # Kernels may round the gradient of the scores after multiplying it by the scale.
         rounded = _rounding_variance(narrow * call.wide.type(scale), call.dtype) / scale**2
         score_variance = np.maximum(score_variance, rounded)
     score_variance = score_variance + float32_variance

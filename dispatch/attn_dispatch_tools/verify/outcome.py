@@ -23,11 +23,11 @@ class Outcome:
     backward: str = ""
     """The implementation that computed the gradients; empty if there are none."""
     refused_gradients: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By gradients, why the implementation does not compute them."""
+    """The reasons against each refused gradient. If only all together are refused: {"a/b/c": …}."""
     rules: tuple[str, ...] = ()
-    """The rules of `reasons`, one each; () in results from before there were rules."""
+    """The rule of each of `reasons`; empty in old results."""
     gradient_rules: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The rules of `refused_gradients`, in its form."""
+    """The rules of `refused_gradients`, by the same keys."""
     engines: dict[str, str] = field(default_factory=dict)
     """By direction, the engine of `implementation.plan`."""
     rewrites: tuple[str, ...] = ()

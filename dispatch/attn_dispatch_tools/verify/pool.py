@@ -20,7 +20,7 @@ from attn_dispatch_tools.verify.outcome import Outcome
 SECONDS_PER_CASE = 300.0
 """The time after which a worker that has not answered counts as stuck."""
 
-_CASES_PER_TURN = 8
+_CASES_PER_GROUP = 8
 
 _COMPILE_QUICKLY = (
     "--xla_gpu_autotune_level=0",
@@ -53,15 +53,15 @@ def run(
       jobs: the number of workers at a time.
       seconds_per_case: the time after which a worker is killed and its case counted as crashed.
     """
-    turns: queue.SimpleQueue[Sequence[Case]] = queue.SimpleQueue()
-    for turn in _turns(cases):
-        turns.put(turn)
+    groups: queue.SimpleQueue[Sequence[Case]] = queue.SimpleQueue()
+    for group in _groups(cases):
+        groups.put(group)
     outcomes: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
     stopped = threading.Event()
 
     workers = [_Worker(worker, seconds_per_case) for _ in range(min(jobs, len(cases)))]
     threads = [
-        threading.Thread(target=_work, args=(x, turns, outcomes, stopped), daemon=True)
+        threading.Thread(target=_work, args=(x, groups, outcomes, stopped), daemon=True)
         for x in workers
     ]
     for thread in threads:
@@ -82,14 +82,14 @@ def run(
 
 def _work(
     process: _Worker,
-    turns: queue.SimpleQueue[Sequence[Case]],
+    groups: queue.SimpleQueue[Sequence[Case]],
     outcomes: queue.SimpleQueue[Outcome | BaseException],
     stopped: threading.Event,
 ) -> None:
-    """Answer one turn after the other, in a thread of each worker process."""
+    """Run one group of cases after the other, in a thread of each worker process."""
     try:
         while not stopped.is_set():
-            for case in turns.get_nowait():
+            for case in groups.get_nowait():
                 if not stopped.is_set():
                     outcomes.put(process.answer(case))
     except queue.Empty:
@@ -100,18 +100,18 @@ def _work(
         process.end()
 
 
-def _turns(cases: Sequence[Case]) -> list[Sequence[Case]]:
+def _groups(cases: Sequence[Case]) -> list[Sequence[Case]]:
     """Groups of a few cases of one shape: what a worker compiles for one case serves the others."""
     by_shape: dict[Any, list[Case]] = {}
     for case in cases:
         shape = (case.b, case.t, case.s, case.n, case.k, case.h, case.v, case.dtype)
         by_shape.setdefault((*shape, case.soft_cap is None), []).append(case)
-    turns = [
-        group[first : first + _CASES_PER_TURN]
-        for group in by_shape.values()
-        for first in range(0, len(group), _CASES_PER_TURN)
+    groups = [
+        alike[first : first + _CASES_PER_GROUP]
+        for alike in by_shape.values()
+        for first in range(0, len(alike), _CASES_PER_GROUP)
     ]
-    return sorted(turns, key=len, reverse=True)
+    return sorted(groups, key=len, reverse=True)
 
 
 class _Worker:
@@ -124,7 +124,7 @@ class _Worker:
         self._stderr: Any = None
 
     def stop(self) -> None:
-        """Kill the process, from another thread; the case that waits for its answer has crashed."""
+        """Kill the process, from another thread; the case in progress then counts as crashed."""
         process = self._process
         if process is not None:
             process.kill()

@@ -22,7 +22,7 @@ _MAX_REASONS = 12
 
 
 def watched(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
-    """The same outcomes, shown as they come: on a bar, or without one in a line for every few."""
+    """Yield each outcome, and show the progress on a bar or, without one, in lines."""
     seen: list[Outcome] = []
     with progress("Cases", total, every=_PLAIN_EVERY) as shown:
         for outcome in outcomes:

@@ -48,7 +48,7 @@ from attn_dispatch_tools.verify.reference import (
 )
 
 _KERNEL_OR_XLA = NARROW_BIAS.name
-"""The rewrite with which a call decides only when it runs whether a kernel or XLA computes it."""
+"""With this rewrite, whether a kernel or XLA computes a call is decided only when it runs."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Conformance:
 
     @property
     def rows_per_random_number(self) -> int:
-        """For each key, the number of rows whose entries of a dropout mask share a random number.
+        """The number of rows whose entries of a dropout mask, for one attention key, come from one
+        random number.
 
         On cuDNN rows t, t + 2, t + 4 and t + 6 of every eight do: tests/gpu/test_dropout_rows.py.
         """
@@ -164,7 +165,8 @@ class Conformance:
             traced = self._trace(case, operands, own)
             if not own and self.has_fallback and not traced.reasons:
                 by_both = self._trace(case, operands, wanted, use_xla=True)
-                # With dropout XLA computes both, unless it gets the mask of the implementation.
+                # With dropout, XLA would compute the forward pass as well, unless the
+                # implementation can return its mask.
                 if by_both.verdicts["forward"].implementation == self.implementation:
                     traced = by_both
         if traced.reasons:
@@ -319,9 +321,13 @@ class Conformance:
             for name, x in document.without(changed).items():
                 exact = name in ("out", "lse", "row_max") or case.deterministic
                 if exact and not _same_bits(x, before[name]):
-                    failures.append(f"documents: {what} values in one changed {name} of another")
+                    failures.append(
+                        f"documents: {what} values in one document changed `{name}` of another"
+                    )
                 elif not exact and not error(x, before[name]) <= outcome.allowances[name]:
-                    failures.append(f"documents: {what} values in one spoiled {name} of another")
+                    failures.append(
+                        f"documents: {what} values in one document spoiled `{name}` of another"
+                    )
         return failures
 
 
@@ -332,7 +338,7 @@ def _refused(outcome: Outcome, reasons: Sequence[Reason]) -> Outcome:
 
 
 def _left_to_xla(outcome: Outcome, reasons: Mapping[str, Sequence[Reason]]) -> Outcome:
-    """The outcome with the reasons against gradients, by their names."""
+    """The outcome, with the reasons against each gradient."""
     return replace(
         outcome,
         refused_gradients={name: tuple(map(str, x)) for name, x in reasons.items()},

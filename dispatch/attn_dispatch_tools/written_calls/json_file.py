@@ -80,7 +80,7 @@ def arguments_of(call: dict[str, object]) -> CallArguments[Shaped]:
     """
     arguments = {name: _value(value) for name, value in call.items()}
     for name, value in arguments.items():
-        # The same struct for the same array: lengths count as equal if they are one object.
+        # One struct for each array: lengths count as equal if they are one object.
         if isinstance(value, str) and isinstance(arguments.get(value), jax.ShapeDtypeStruct):
             arguments[name] = arguments[value]
         elif isinstance(value, str) and name in ARRAY_ARGUMENTS:

@@ -128,6 +128,9 @@ def _value(name: str, text: str) -> object:
 
 
 def _named_here(name: str) -> str:
-    """For an argument of another library whose value cannot be read: the name that it has here."""
+    """The end of a message: our name for an argument of another library, or nothing.
+
+    Needed only if its value cannot be read; otherwise the public call gives the hint.
+    """
     here = NAMES.get(name, "")
     return f"; {name} here {here}" if here.startswith("is ") else ""

@@ -177,7 +177,7 @@ def test_a_difference_is_a_share_of_the_largest_number():
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_dew_flash_attn_that_cannot_be_imported_has_kernels(monkeypatch, is_there: bool):
-    """Its kernels are called directly, unless the package is not installed at all."""
+    """dew-flash-attn's kernels are called directly, unless it is not installed at all."""
     monkeypatch.setattr(dew_flash_attn, "why_absent", lambda *_: "why")
     monkeypatch.setattr(dew_flash_attn, "is_installed", lambda module: is_there)
     monkeypatch.setattr(flash_library, "version", lambda: "0.3.6")
@@ -197,6 +197,6 @@ def test_the_kernels_of_dew_flash_attn_have_gradients_of_the_right_shapes(name, 
     given = [jax.ShapeDtypeStruct((*rows, n, cell.head_dim), jnp.bfloat16) for n in heads]
 
     def gradients(*qkv):
-        return jax.grad(lambda *x: call.function(*x, *call.extra).sum(), (0, 1, 2))(*qkv)
+        return jax.grad(lambda *x: call.function(*x, *call.further_arrays).sum(), (0, 1, 2))(*qkv)
 
     assert [x.shape for x in jax.eval_shape(gradients, *given)] == [x.shape for x in given]

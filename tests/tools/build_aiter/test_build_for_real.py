@@ -78,7 +78,7 @@ def _seconds_by_file(log: Path) -> dict[str, float]:
 def _device_code(library: Path) -> dict[str, object]:
     found = list(code_objects(library))
     return {
-        "targets": sorted({code.target for code in found}),
+        "targets": sorted({code.bundle_entry for code in found}),
         "kernels": sum(len(code.kernels) for code in found),
         "bytes": sum(code.size for code in found),
     }
@@ -128,7 +128,7 @@ def test_only_the_interface_is_exported(folder, name):
 )
 def test_the_libraries_contain_kernels_for_the_gpu(folder, name, kernel, number):
     found = list(code_objects(folder / name))
-    assert {(code.target, code.machine) for code in found} == {
+    assert {(code.bundle_entry, code.machine) for code in found} == {
         (f"hipv4-amdgcn-amd-amdhsa--{folder.name}", folder.name)
     }
     kernels = [name for code in found for name in code.kernels]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,9 @@ def test_the_output_is_that_of_explain(output_of):
         logits_soft_cap=30.0, scale=0.5, target="h100",
     )  # fmt: skip
     flags = ["--causal", "--bottom-right", "--window", "127,none", "--soft-cap", "30"]
-    assert output_of(CALL, *flags, "--scale", "0.5", "--target", "H100") == str(expected)
+    words = (CALL, *flags, "--scale", "0.5", "--target", "H100")
+    assert output_of(*words, "--verbose") == str(expected)
+    assert output_of(*words) == expected.text(codes=False)
     ids = struct(jnp.int32, 2, 256)
     expected = attn_dispatch.explain(
         q, q, q, query_segment_ids=ids, max_segments=4, alibi_slopes=struct(jnp.float32, 8),
@@ -205,6 +208,22 @@ def test_a_window_is_one_number_or_two(text: str, expected):
 def test_a_wrong_window_is_refused(text: str):
     with pytest.raises(argparse.ArgumentTypeError, match="expected W or LEFT,RIGHT"):
         window(text)
+
+
+@needs_cudnn
+def test_engines_of_cudnn_are_named_if_asked(output_of):
+    words = (CALL, "--causal", "--target", "h100")
+    text = output_of(*words)
+    assert "forward   cudnn   runs: scratch memory " in text
+    assert "backward  cudnn   runs: scratch memory " in text and "eng" not in text
+    assert "forward   xla     runs: dense, scratch" in text, "names that say something stay"
+    assert re.search(r"backward  cudnn   runs: eng\d", output_of(*words, "--verbose"))
+
+
+def test_nothing_chosen_is_none(output_of, capsys):
+    with pytest.raises(SystemExit):
+        output_of("q=f32[2,256,8,64]", "--implementation", "cudnn", "--target", "h100")
+    assert "\nchosen    none\n" in capsys.readouterr().out
 
 
 @needs_cudnn

@@ -56,6 +56,9 @@ def test_a_program_without_arguments(output_of):
     assert "program   loss: 1 attention call of attn_dispatch" in text
     assert f"line      {MODULE}.py:8, in attend" in text
     assert "runs      forward 1; backward 1" in text
+    assert "forward   cudnn   runs: scratch memory " in text and "eng" not in text
+    text = output_of("Model.loss", "--target", "h100", "--verbose")
+    assert "forward   cudnn   runs: eng" in text
 
 
 def test_arrays_in_order_and_by_name(output_of):
@@ -63,7 +66,7 @@ def test_arrays_in_order_and_by_name(output_of):
     assert "query float32[1, 8, 2, 4], key float32[1, 16, 2, 4]" in text
 
 
-def test_a_mesh(output_of):
+def test_with_a_mesh_the_share_of_one_device_is_listed(output_of):
     words = ("f32[8,8,2,4]", "--target", "cpu", "--mesh", "data=4,model=1")
     text = output_of("on_mesh", *words)
     assert "query float32[2, 8, 2, 4]" in text
@@ -89,12 +92,12 @@ def test_a_check_that_fails_ends_with_the_reasons(output_of):
         (["attend", "f32[1,8,2,4]", "--target", "cpu", "--check"], "expected a GPU as target"),
     ],
 )
-def test_what_is_wrong_is_an_error_that_says_so(output_of, words, message):
+def test_wrong_arguments_end_with_an_error(output_of, words, message):
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
         output_of(*words)
 
 
-def test_a_module_that_does_not_exist(output_of):
+def test_a_missing_module_is_an_error(output_of):
     with pytest.raises(SystemExit, match=r"^error: No module named 'nowhere'"):
         cli.main(["explain-program", "nowhere:step"])
     with pytest.raises(SystemExit, match=r"^error: expected MODULE:FUNCTION like train:step, got"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,10 @@ def test_the_plans_of_a_call_are_written(file, folder, capsys):
     main(["plan", "--target", "sm90", str(file)])
     assert len(list(folder.glob("*.plan"))) == 3
     message = capsys.readouterr().out
-    assert str(folder) in message and message.count("cudnn: eng") == 4
+    assert str(folder) in message and message.count("cudnn: scratch memory ") == 4
+    assert "eng" not in message
+    main(["plan", "--target", "sm90", "--inference", "--verbose", str(file)])
+    assert re.search(r"cudnn: eng\d+\S*, scratch memory ", capsys.readouterr().out)
 
 
 @needs_cudnn

@@ -59,7 +59,7 @@ def test_tune_command_fails_where_nothing_can_be_tuned(tmp_path, capsys, monkeyp
     calls.write_text('[{"query": "float32[2,48,4,16]", "key": "query", "value": "query"}]')
     with pytest.raises(SystemExit, match="error: none of the calls can be tuned on this"):
         main(["tune", str(calls)])
-    assert capsys.readouterr().out.count("not tuned: there is nothing to choose from") == 2
+    assert capsys.readouterr().out.count("not tuned: there is only one choice") == 2
     calls.write_text("[]")
     with pytest.raises(SystemExit, match="expected at least one call, got an empty list"):
         main(["tune", str(calls)])

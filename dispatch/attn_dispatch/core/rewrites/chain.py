@@ -30,7 +30,7 @@ class Chain:
     undivided: AttentionSpec | None = None
     """The call before it was divided to stay within the limit on scratch memory, if it was."""
     limit: str = ""
-    """What was done because of that limit, as a sentence; empty if nothing was."""
+    """What was done because of the limit on scratch memory; empty if nothing was."""
     nearest: tuple[int, tuple[Reason, ...]] = (0, ())
     """The number of steps after which the call breaks the fewest rules, and its reasons there. If
     several calls break as few, this is the last. Only used if the chain ends with reasons."""
@@ -67,7 +67,7 @@ class Chain:
 
         def beside(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> NamedArrays:
             chain = dict(self.beside)[spec]
-            # It is given the arrays of both calls: leave out those that it lacks.
+            # `operands` has the arrays of both calls: leave out those that this one lacks.
             results = chain.compute(for_(chain.first, operands), kernel, xla)
             return dict(zip(spec.result_names, results, strict=True))
 

@@ -26,7 +26,7 @@ Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], NamedArrays]
 """A function that computes a call: from its spec and its operands to its results by name."""
 
 KernelCompute = Callable[[Mapping[str, jax.Array]], NamedArrays]
-"""The same for one call: from its operands."""
+"""A function that computes one given call: from its operands to its results by name."""
 
 MAX_PAIR_ENTRIES = 2**27
 """The most elements of an array over pairs of queries and keys that a rewrite may make."""

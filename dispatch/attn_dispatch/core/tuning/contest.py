@@ -108,8 +108,8 @@ def _check_surroundings(device: Device) -> None:
         raise RuntimeError(f"tuning runs calls on the device, and there is no {device} here")
     if jax.process_count() > 1:
         raise RuntimeError(
-            "tuning in one of several processes would give them different programs: tune in a "
-            f"process that is alone, and let all of them read what it kept ({winners.FILE})"
+            "if each of several processes tuned, their programs could differ: tune in a process "
+            f"that is alone, and let all of them read what it kept ({winners.FILE})"
         )
 
 

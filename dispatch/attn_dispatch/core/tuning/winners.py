@@ -39,7 +39,7 @@ _MAX_BYTES = 2**25
 """The largest file that is read or written. A winner takes 1 to 5 KB."""
 
 _MAX_MICROSECONDS = 1e12
-"""Microseconds."""
+"""11 days. No contest takes so long, and a file with such a time is not read."""
 
 _NOT_IN_FILE = ("scale", "needs_lse", "differentiated", "partner", "gradients")
 """Fields that change no time, or that `described` writes in another way."""
@@ -56,7 +56,7 @@ class Winner:
     """The fastest way to compute one call on one device."""
 
     call: dict[str, object]
-    """Its spec, as `described` returns it."""
+    """The call's spec, as `described` returns it."""
     device: str
     versions: dict[str, str]
     """The versions of everything that decided the choice."""

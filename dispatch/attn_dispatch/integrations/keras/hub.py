@@ -73,7 +73,7 @@ def _gpt_oss(
     attention_mask: jax.Array | None = None,
     start_index: int | jax.Array = 0,
 ) -> jax.Array:
-    """GPT-OSS: sinks, and a window of sliding_window keys before each query, with its own."""
+    """GPT-OSS: sinks, and a window of each query's own key and sliding_window keys before it."""
     key, value = (unrepeated(x, layer.num_key_value_groups) for x in (key, value))
     mask = None if attention_mask is None else as_bool(attention_mask)[:, None]
     window = None

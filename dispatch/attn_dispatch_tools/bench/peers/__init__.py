@@ -1,7 +1,7 @@
 """The packages that are compared. Each module imports its package only when it is used.
 
-An absent peer has a reason. A present one returns the program of a cell, or raises an error that is
-the reason why it has none.
+An absent peer says why. A present one returns the program of a cell, or raises an error that says
+why it has none.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class Ours(JaxPeer):
         different = {id(x): x for x in call.named_arrays.values()}
         places = {name: [*different].index(id(x)) for name, x in call.named_arrays.items()}
 
-        def attention(q: jax.Array, k: jax.Array, v: jax.Array, *extra: jax.Array) -> jax.Array:
-            named = {name: extra[place] for name, place in places.items()}
+        def attention(q: jax.Array, k: jax.Array, v: jax.Array, *further: jax.Array) -> jax.Array:
+            named = {name: further[place] for name, place in places.items()}
             return call.function(q, k, v, **named, **call.options)
 
         return PeerCall(attention, call.layout, tuple(different.values()))

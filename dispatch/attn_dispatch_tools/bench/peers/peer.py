@@ -45,7 +45,7 @@ class Peer(Protocol):
         ...
 
     def absent(self) -> str:
-        """The reason why no cell can be measured here; empty if some can."""
+        """Why no cell can be measured here; empty if some can."""
         ...
 
     def concerns(self, cell: Cell) -> bool:
@@ -60,7 +60,7 @@ class Peer(Protocol):
         """The program of a cell in the direction "forward", "backward" or "forward_backward".
 
         Raises:
-          Exception: the package does not support this call; the exception is the reason.
+          Exception: the package does not support this call; its message says why.
         """
         ...
 
@@ -75,12 +75,12 @@ class Peer(Protocol):
 
 @dataclass(frozen=True)
 class PeerCall:
-    """A function of query, key, value and the arrays in `extra`; layouts are those of arrays.py."""
+    """A function of query, key, value and further arrays; the layouts are those of arrays.py."""
 
     function: Callable[..., jax.Array]
     layout: str = BATCH
-    extra: Sequence[jax.Array] = ()
-    """Further arrays, such as lengths. Like query, they are arguments of the jitted function."""
+    further_arrays: Sequence[jax.Array] = ()
+    """Arrays such as lengths. Like query, they are arguments of the jitted function."""
 
 
 class JaxPeer:
@@ -118,7 +118,7 @@ class JaxPeer:
 
     def program(self, cell: Cell, direction: str, arrays: CellArrays) -> MeasuredProgram:
         call = self.call(cell, arrays)
-        return JaxProgram(call.function, call.layout, call.extra, direction, arrays)
+        return JaxProgram(call.function, call.layout, call.further_arrays, direction, arrays)
 
     def release(self) -> None:
         pass
@@ -133,7 +133,7 @@ def is_installed(module: str) -> bool:
 
 
 def why_absent(module: str, distribution: str) -> str:
-    """The reason why a package cannot be imported; empty if it can."""
+    """Why a package cannot be imported; empty if it can."""
     if not is_installed(module):
         return f"not installed: pip install {distribution}"
     try:

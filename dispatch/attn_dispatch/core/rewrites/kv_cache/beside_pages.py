@@ -19,7 +19,7 @@ from attn_dispatch.core.rewrites.rewrite import PAGES, Rewrite
 def _for_whole_pages(rewrite: Rewrite) -> Rewrite:
     """The rewrite, limited to calls on pages, and to those to which WHOLE_PAGES applies next.
 
-    Without these two, all keys would be gathered for the kernel.
+    Without these limits the rewrite would also be taken where all keys are then gathered.
     """
     (operand,) = rewrite.asked_of.operands
 

@@ -8,14 +8,14 @@
 #include "write.h"
 
 // Records the field of `args` that has this name.
-#define JUDGE_WRITE(name) judge::Write(#name, args.name)
+#define RECORD_FIELD(name) record::Write(#name, args.name)
 // Records the fields of `args` for one tensor: the strides of its rows, heads and batch rows.
-#define JUDGE_WRITE_STRIDES(tensor)   \
-  JUDGE_WRITE(stride_##tensor);       \
-  JUDGE_WRITE(nhead_stride_##tensor); \
-  JUDGE_WRITE(batch_stride_##tensor)
+#define RECORD_STRIDES(tensor)         \
+  RECORD_FIELD(stride_##tensor);       \
+  RECORD_FIELD(nhead_stride_##tensor); \
+  RECORD_FIELD(batch_stride_##tensor)
 
-namespace judge {
+namespace record {
 
 template <typename Args, typename Config, typename Mask, typename Bias>
 void WriteCommon(const Args& args, const Config& config, const std::string& dtype,
@@ -26,42 +26,42 @@ void WriteCommon(const Args& args, const Config& config, const std::string& dtyp
   Write("is_group_mode", is_group_mode);
   Write("mask", static_cast<int>(mask));
   Write("bias", static_cast<int>(bias));
-  JUDGE_WRITE(q_ptr);
-  JUDGE_WRITE(k_ptr);
-  JUDGE_WRITE(v_ptr);
-  JUDGE_WRITE(bias_ptr);
-  JUDGE_WRITE(o_ptr);
-  JUDGE_WRITE(lse_ptr);
-  JUDGE_WRITE(seqstart_q_ptr);
-  JUDGE_WRITE(seqstart_k_ptr);
-  JUDGE_WRITE(seqlen_k_ptr);
-  JUDGE_WRITE(seqlen_q);
-  JUDGE_WRITE(seqlen_k);
-  JUDGE_WRITE(batch);
-  JUDGE_WRITE(max_seqlen_q);
-  JUDGE_WRITE(hdim_q);
-  JUDGE_WRITE(hdim_v);
-  JUDGE_WRITE(nhead_q);
-  JUDGE_WRITE(nhead_k);
-  JUDGE_WRITE_STRIDES(q);
-  JUDGE_WRITE_STRIDES(k);
-  JUDGE_WRITE_STRIDES(v);
-  JUDGE_WRITE_STRIDES(bias);
-  JUDGE_WRITE_STRIDES(o);
-  JUDGE_WRITE(window_size_left);
-  JUDGE_WRITE(window_size_right);
-  JUDGE_WRITE(mask_type);
+  RECORD_FIELD(q_ptr);
+  RECORD_FIELD(k_ptr);
+  RECORD_FIELD(v_ptr);
+  RECORD_FIELD(bias_ptr);
+  RECORD_FIELD(o_ptr);
+  RECORD_FIELD(lse_ptr);
+  RECORD_FIELD(seqstart_q_ptr);
+  RECORD_FIELD(seqstart_k_ptr);
+  RECORD_FIELD(seqlen_k_ptr);
+  RECORD_FIELD(seqlen_q);
+  RECORD_FIELD(seqlen_k);
+  RECORD_FIELD(batch);
+  RECORD_FIELD(max_seqlen_q);
+  RECORD_FIELD(hdim_q);
+  RECORD_FIELD(hdim_v);
+  RECORD_FIELD(nhead_q);
+  RECORD_FIELD(nhead_k);
+  RECORD_STRIDES(q);
+  RECORD_STRIDES(k);
+  RECORD_STRIDES(v);
+  RECORD_STRIDES(bias);
+  RECORD_STRIDES(o);
+  RECORD_FIELD(window_size_left);
+  RECORD_FIELD(window_size_right);
+  RECORD_FIELD(mask_type);
 }
 
 // The pointers that split-KV calls do not have, and dropout.
 template <typename Args>
 void WriteTraining(const Args& args) {
-  JUDGE_WRITE(seqlen_q_ptr);
-  JUDGE_WRITE(cu_seqlen_q_ptr);
-  JUDGE_WRITE(cu_seqlen_k_ptr);
-  JUDGE_WRITE(rand_val_ptr);
-  JUDGE_WRITE_STRIDES(randval);
-  JUDGE_WRITE(p_drop);
+  RECORD_FIELD(seqlen_q_ptr);
+  RECORD_FIELD(cu_seqlen_q_ptr);
+  RECORD_FIELD(cu_seqlen_k_ptr);
+  RECORD_FIELD(rand_val_ptr);
+  RECORD_STRIDES(randval);
+  RECORD_FIELD(p_drop);
   Write("drop_on_device", args.drop_seed_offset.index() == 1);
   std::visit(
       [](const auto& pair) {
@@ -72,4 +72,4 @@ void WriteTraining(const Args& args) {
       args.drop_seed_offset);
 }
 
-}  // namespace judge
+}  // namespace record

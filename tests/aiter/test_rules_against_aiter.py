@@ -23,9 +23,9 @@ from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
 from attn_dispatch.aiter.sizes import splits_of
-from tests.support.aiter_judge import build, grid
-from tests.support.aiter_judge.calls import struct_of
-from tests.support.aiter_judge.launches import ARCHS, atomic_32, launched
+from tests.support.aiter_dispatch import build, grid
+from tests.support.aiter_dispatch.calls import struct_of
+from tests.support.aiter_dispatch.launches import ARCHS, atomic_32, launched
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
@@ -36,9 +36,9 @@ CAUSAL = {"mask": "bottom_right", "window_right": 0}
 
 
 @ARCHS
-def test_asm_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
+def test_asm_takes_the_calls_that_its_rules_allow(aiter_on: Any, arch: str):
     """Rules of AITER's dispatch agree exactly; every other rule is stricter on purpose."""
-    library, counts = judge(arch), {"asm": 0, "refused": 0, "stricter": 0}
+    library, counts = aiter_on(arch), {"asm": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
         rows = [rule for rule in ASM_RULES if rule.is_broken_by(call, arch)]
         takes = library.takes_asm(struct_of(call, use_asm=True, accumulator=atomic_32(call)))
@@ -53,8 +53,8 @@ def test_asm_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
 
 
 @ARCHS
-def test_asm_launches_the_kernel_made_for_the_call(judge: Any, arch: str):
-    library, count = judge(arch), 0
+def test_asm_launches_the_kernel_made_for_the_call(aiter_on: Any, arch: str):
+    library, count = aiter_on(arch), 0
     for call, kernel in _supported(arch, "asm"):
         struct = struct_of(call, use_asm=True, accumulator=kernel.accumulator)
         failed, records = library.run(struct)
@@ -78,9 +78,9 @@ def test_asm_launches_the_kernel_made_for_the_call(judge: Any, arch: str):
 
 
 @ARCHS
-def test_ck_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
+def test_ck_takes_the_calls_that_its_rules_allow(aiter_on: Any, arch: str):
     """The calls include those that ASM takes, since CK stands in for it."""
-    library, counts = judge(arch), {"ck": 0, "refused": 0, "stricter": 0}
+    library, counts = aiter_on(arch), {"ck": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
         rows = [rule for rule in CK_RULES if rule.is_broken_by(call, arch)]
         failed, records = library.run(struct_of(call, use_asm=False))
@@ -96,9 +96,9 @@ def test_ck_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
 
 
 @ARCHS
-def test_tiles_of_ck_have_as_many_queries_as_the_grid_limit_assumes(judge: Any, arch: str):
+def test_tiles_of_ck_have_as_many_queries_as_the_grid_limit_assumes(aiter_on: Any, arch: str):
     """CK's forward pass puts tiles of queries along y or z of a grid, which end at 65,535."""
-    library, tiles = judge(arch), set()
+    library, tiles = aiter_on(arch), set()
     for dims, is_group in product(grid.HEAD_DIMS, (False, True)):
         call = replace(
             grid.CALL, is_group=is_group, batch=1, num_heads=1, num_kv_heads=1, seq_len_q=2**20,
@@ -110,8 +110,8 @@ def test_tiles_of_ck_have_as_many_queries_as_the_grid_limit_assumes(judge: Any, 
 
 
 @ARCHS
-def test_split_kv_takes_the_calls_that_its_rules_allow(judge: Any, arch: str):
-    library, counts = judge(arch), {"ck": 0, "refused": 0, "stricter": 0}
+def test_split_kv_takes_the_calls_that_its_rules_allow(aiter_on: Any, arch: str):
+    library, counts = aiter_on(arch), {"ck": 0, "refused": 0, "stricter": 0}
     for call in grid.split_calls():
         rows = [rule for rule in SPLIT_RULES if rule.is_broken_by(call, arch)]
         splits = kernel_for(call, arch).num_splits
@@ -158,16 +158,16 @@ def test_the_number_of_splits_is_that_of_aiters_heuristic(tmp_path: Path):
 
 
 @pytest.mark.parametrize("splits", [0, 129])
-def test_a_number_of_splits_that_ck_cannot_combine_is_refused(judge: Any, splits: int):
+def test_a_number_of_splits_that_ck_cannot_combine_is_refused(aiter_on: Any, splits: int):
     """AITER alone would leave the output unwritten."""
     struct = struct_of(grid.split_calls()[0], use_asm=False, num_splits=splits)
-    failed, records = judge("gfx942").run(struct)
+    failed, records = aiter_on("gfx942").run(struct)
     assert failed.startswith("AITER's split-KV kernels take 1 to 128 splits, got ") and not records
 
 
 @ARCHS
 @pytest.mark.parametrize("rounding", ["rtne", "rtna", "rtz"])
-def test_each_rounding_of_bfloat16_has_a_kernel_on_gfx942(judge: Any, arch: str, rounding: str):
+def test_each_rounding_of_bfloat16_has_a_kernel_on_gfx942(aiter_on: Any, arch: str, rounding: str):
     """gfx950 rounds in hardware and has one kernel for all three."""
     call = replace(grid.CALL, **CAUSAL)
     for backward in (False, True):
@@ -177,13 +177,13 @@ def test_each_rounding_of_bfloat16_has_a_kernel_on_gfx942(judge: Any, arch: str,
             rounding=["rtne", "rtna", "rtz"].index(rounding),
             accumulator="atomic_32",
         )
-        name, _ = launched(call, judge(arch).run(struct)[1])
+        name, _ = launched(call, aiter_on(arch).run(struct)[1])
         assert (rounding in name) == (arch == "gfx942")
 
 
 @ARCHS
-def test_32_bit_atomics_take_every_call_that_16_bit_ones_take(judge: Any, arch: str):
-    library, both = judge(arch), 0
+def test_32_bit_atomics_take_every_call_that_16_bit_ones_take(aiter_on: Any, arch: str):
+    library, both = aiter_on(arch), 0
     for call in filter(lambda call: call.backward, grid.calls()):
         if library.takes_asm(struct_of(call, use_asm=True, accumulator="atomic_16")):
             assert library.takes_asm(struct_of(call, use_asm=True, accumulator="atomic_32")), call
@@ -192,12 +192,12 @@ def test_32_bit_atomics_take_every_call_that_16_bit_ones_take(judge: Any, arch: 
 
 
 @ARCHS
-def test_16_bit_atomics_take_only_head_dims_that_fill_an_accumulator_row(judge: Any, arch: str):
+def test_16_bit_atomics_take_only_head_dims_that_fill_an_accumulator_row(aiter_on: Any, arch: str):
     """A row of the accumulator has 128 columns, or 192 for head dim 192.
 
     AITER has no such kernel for any other head dim above 128.
     """
-    library, dims = judge(arch), set()
+    library, dims = aiter_on(arch), set()
     call = replace(grid.CALL, backward=True)
     for dim, length, is_group in product(range(8, 257, 8), (64, 150, 256), (False, True)):
         for dim_v, mask in product({64, 128, 192, dim}, ({}, CAUSAL)):
@@ -212,9 +212,10 @@ def test_16_bit_atomics_take_only_head_dims_that_fill_an_accumulator_row(judge: 
     assert dims == {*range(64, 129, 8)} | ({192} if arch == "gfx950" else set())
 
 
-def test_backward_refuses_a_kernel_that_its_scratch_is_not_made_for(judge: Any):
+def test_backward_refuses_a_kernel_that_its_scratch_is_not_made_for(aiter_on: Any):
     """AITER alone would go on with CK, whose dq_acc is larger."""
-    library, call = judge("gfx942"), replace(grid.CALL, backward=True, head_dim=256, head_dim_v=256)
+    call = replace(grid.CALL, backward=True, head_dim=256, head_dim_v=256)
+    library = aiter_on("gfx942")
     failed, records = library.run(struct_of(call, use_asm=True, accumulator="atomic_32"))
     assert failed.startswith("AITER has no ASM kernel for this call: ") and not records
     for use_asm, accumulator in ((True, "split"), (False, "atomic_32")):
@@ -222,12 +223,12 @@ def test_backward_refuses_a_kernel_that_its_scratch_is_not_made_for(judge: Any):
         assert failed.startswith("dq_acc is laid out for the other") and not records
 
 
-def test_packed_backward_does_not_read_device_memory_on_the_host(judge: Any):
+def test_packed_backward_does_not_read_device_memory_on_the_host(aiter_on: Any):
     """The pointer is not valid here, so that a read would crash."""
     call = replace(grid.CALL, backward=True, is_group=True)
     for arch, message in (("gfx942", "needs seqstart_k in host memory"), ("gfx950", "")):
         struct = struct_of(call, use_asm=True, accumulator="atomic_32")
-        failed, records = judge(arch).run(struct)
+        failed, records = aiter_on(arch).run(struct)
         assert message in failed and bool(failed) != bool(records)
 
 

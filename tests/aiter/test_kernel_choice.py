@@ -12,14 +12,14 @@ import pytest
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons, unsupported_arch
 from attn_dispatch.reason import Reason
-from tests.support.aiter_judge import grid
-from tests.support.aiter_judge.grid import CALL
+from tests.support.aiter_dispatch import grid
+from tests.support.aiter_dispatch.grid import CALL
 
 BACKWARD = replace(CALL, backward=True, needs_lse=False)
 GROUP = {"is_group": True}
 CAUSAL = {"mask": "bottom_right", "window_right": 0}
 WINDOW = {"mask": "bottom_right", "window_left": 128, "window_right": 0}
-INT32 = "over 2**31 - 1 elements from one to the next {}: AITER counts them in 32 bits"
+INT32 = "strides over 2**31 - 1 elements ({}): AITER counts elements in 32 bits"
 D64, D192, D192_128 = (
     {"head_dim": q, "head_dim_v": v} for q, v in ((64, 64), (192, 192), (192, 128))
 )
@@ -37,10 +37,10 @@ STRICTER = [
     (("gfx942", "gfx950"), replace(CALL, **GROUP, has_gaps=True), "gaps between packed sequences"),
     (("gfx942", "gfx950"), replace(CALL, batch=4096), "4 GiB or more in one array (query, key,"),
     (("gfx942", "gfx950"), replace(BACKWARD, **_lengths(16, 512)), "backward with 16 queries"),
-    (("gfx942",), replace(BACKWARD, **GROUP), "backward of packed sequences: AITER reads where"),
+    (("gfx942",), replace(BACKWARD, **GROUP), "backward of packed sequences: AITER reads their"),
     (("gfx950",), replace(BACKWARD, **WINDOW), "window (128, 0): gives NaN now and then on gfx950"),
-    (("gfx950",), replace(BACKWARD, **D64), "head dims (64, 64): those from 72 to 128 alone"),
-    (("gfx950",), replace(BACKWARD, **D192), "head dims (192, 192): those from 72 to 128 alone"),
+    (("gfx950",), replace(BACKWARD, **D64), "head dims (64, 64): on gfx950 AITER takes"),
+    (("gfx950",), replace(BACKWARD, **D192), "head dims (192, 192): on gfx950 AITER takes"),
     (
         ("gfx950",),
         replace(BACKWARD, **D192_128, mask="top_left", window_right=0),
@@ -56,12 +56,12 @@ REMEDIES: dict[str, Callable[[AiterCall], AiterCall]] = {
     "aiter/asm_top_left": lambda call: replace(call, mask="bottom_right"),
     "aiter/asm_deterministic": lambda call: replace(call, deterministic=False),
 }
-"""By rule, the call after what its remedy says."""
+"""For each rule, a function that applies the rule's remedy to a call."""
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_remedies_bring_the_call_to_asm(arch: str):
-    """Each remedy that a call is given is true of it: with all of them, ASM runs the call."""
+    """If a call follows all of its remedies, ASM runs it."""
     helped = Counter[str]()
     for call in (*grid.calls(), replace(CALL, batch=4096), replace(CALL, batch=4096, **CAUSAL)):
         if not_supported_reasons(call, arch) or not (why := kernel_for(call, arch).why_not_asm):
@@ -88,7 +88,7 @@ def test_no_remedy_for_one_of_two_reasons():
     assert [x.remedy for x in kernel_for(call, "gfx942").why_not_asm] == ["", ""]
 
 
-def test_the_setting_is_the_remedy_where_it_alone_keeps_asm_out(monkeypatch):
+def test_unsetting_the_variable_is_the_remedy_if_only_it_prevents_asm(monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_AITER_ASM", "0")
     (why,) = kernel_for(CALL, "gfx942").why_not_asm
     assert why.remedy == "unset ATTN_DISPATCH_AITER_ASM"
@@ -104,7 +104,7 @@ def texts(reasons: tuple[Reason, ...]) -> tuple[str, ...]:
     ("arch", "call", "reason"),
     [(arch, call, reason) for archs, call, reason in STRICTER for arch in archs],
 )
-def test_ck_runs_calls_for_which_asm_is_refused_more_strictly(arch: str, call: Any, reason: str):
+def test_ck_runs_calls_that_our_rules_keep_from_asm(arch: str, call: Any, reason: str):
     assert not_supported_reasons(call, arch) == ()
     kernel = kernel_for(call, arch)
     assert (kernel.family, kernel.accumulator, str(kernel)) == ("ck", "split", "ck")
@@ -123,7 +123,10 @@ def test_ck_runs_calls_for_which_asm_is_refused_more_strictly(arch: str, call: A
             replace(BACKWARD, logits_soft_cap=30.0),
             "CK does not compute the gradient under logits_soft_cap",
         ),
-        (replace(CALL, **_lengths(2**22, 512)), INT32.format("batch row of query")),
+        (
+            replace(CALL, **_lengths(2**22, 512)),
+            INT32.format("batch row of query, batch row of output"),
+        ),
     ],
 )
 def test_a_call_that_no_kernel_runs_has_a_reason(arch: str, call: Any, reason: str):

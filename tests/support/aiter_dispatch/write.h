@@ -6,7 +6,7 @@
 
 #include "record.h"
 
-namespace judge {
+namespace record {
 
 inline std::string Text(const void* pointer) {
   return std::to_string(reinterpret_cast<uintptr_t>(pointer));
@@ -21,4 +21,4 @@ void Write(const char* name, T value) {
   Record(std::string(name) + " " + Text(value));
 }
 
-}  // namespace judge
+}  // namespace record

@@ -62,7 +62,7 @@ bool fails(const char* name) {
 
 }  // namespace
 
-namespace judge {
+namespace record {
 
 float Record(const std::string& line) {
   std::lock_guard<std::mutex> lock(mutex);
@@ -76,7 +76,7 @@ float Record(const std::string& line) {
 
 float RecordLiteral(const char* line) { return Record(line); }
 
-}  // namespace judge
+}  // namespace record
 
 const char* attn_dispatch::aiter_adapter::ArchOfBuild() { return nullptr; }
 
@@ -87,33 +87,33 @@ const std::string& attn_dispatch::aiter_adapter::AsmFolder() {
 
 extern "C" {
 
-void judge_set_gpu(const char* name, int units) {
+void fake_hip_set_gpu(const char* name, int units) {
   any_gpu = {name, units};
   gpus.clear();
 }
 
-void judge_set_gpu_of(int device, const char* name, int units) { gpus[device] = {name, units}; }
+void fake_hip_set_gpu_of(int device, const char* name, int units) { gpus[device] = {name, units}; }
 
-void judge_set_asm_folder(const char* arch, const char* folder) { folders[arch] = folder; }
+void fake_hip_set_asm_folder(const char* arch, const char* folder) { folders[arch] = folder; }
 
-void judge_set_device(int device) { current_device = device; }
+void fake_hip_set_device(int device) { current_device = device; }
 
-void judge_set_hip_version(int version) { hip_version = version; }
+void fake_hip_set_hip_version(int version) { hip_version = version; }
 
 // Sets and returns this thread's last error.
-void judge_set_error(int error) { last_error = static_cast<hipError_t>(error); }
-int judge_last_error() { return last_error; }
+void fake_hip_set_error(int error) { last_error = static_cast<hipError_t>(error); }
+int fake_hip_last_error() { return last_error; }
 
-void judge_fail_call(const char* name, int after) {
+void fake_hip_fail_call(const char* name, int after) {
   failing = name;
   calls_before = after;
 }
 
 // Makes the launch of the next kernel fail.
-void judge_set_launch_error(int error) { launch_error = error; }
+void fake_hip_set_launch_error(int error) { launch_error = error; }
 
 // Returns and clears the record.
-const char* judge_take_records() {
+const char* fake_hip_take_records() {
   static std::string taken;
   taken = std::move(records);
   records.clear();
@@ -158,7 +158,7 @@ hipError_t hipGetLastError() { return std::exchange(last_error, hipSuccess); }
 hipError_t hipPeekAtLastError() { return last_error; }
 
 hipError_t hipModuleLoad(hipModule_t* module, const char* file) {
-  if (access(file, R_OK) != 0) judge::Record(std::string("missing ") + file);
+  if (access(file, R_OK) != 0) record::Record(std::string("missing ") + file);
   *module = reinterpret_cast<hipModule_t>(new Module{file, current_device});
   return returned(hipSuccess);
 }
@@ -177,8 +177,8 @@ hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned, unsigned, uns
   const auto* launched = reinterpret_cast<const Function*>(function);
   // HIP fails to launch a function of another device, and then AITER ends the process.
   const bool is_here = launched->module->device == current_device;
-  judge::Record((is_here ? "asm " : "of another device: ") + launched->name + " " +
-                launched->module->file);
+  record::Record((is_here ? "asm " : "of another device: ") + launched->name + " " +
+                 launched->module->file);
   return returned(hipSuccess);
 }
 

@@ -15,8 +15,15 @@ from typing import Any
 from attn_dispatch.cudnn import rules
 from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import parse
-from tests.fuzz.hostile_specs import BIASED, MODDED, MODDED_BACKWARD, PACKED, PACKED_BACKWARD, PAGED
-from tests.fuzz.hostile_specs import library as native_library
+from tests.fuzz.hostile_attributes import (
+    BIASED,
+    MODDED,
+    MODDED_BACKWARD,
+    PACKED,
+    PACKED_BACKWARD,
+    PAGED,
+)
+from tests.fuzz.hostile_attributes import library as native_library
 from tests.support.plan_cases import ARCHS, CASES
 
 Attributes = dict[str, Any]
@@ -25,7 +32,7 @@ Sizes = list[tuple[str, int]]
 PLANNED = 16
 """cuDNN plans one of this many draws, if it is accepted."""
 _MAX_PLANNED_NODES = 40
-"""cuDNN takes seconds for larger programs."""
+"""The most nodes of a program that cuDNN plans here: larger ones take seconds."""
 
 _LABELS = [(label, direction) for label in CASES for direction in ("forward", "backward")]
 _WRITTEN = [BIASED | {"seq_len_kv": 250}, PAGED, PACKED, PACKED_BACKWARD, MODDED, MODDED_BACKWARD]

@@ -7,7 +7,7 @@ from typing import Any
 
 from attn_dispatch.aiter.buffers import num_dq_acc
 from attn_dispatch.aiter.call import AiterCall
-from tests.support.aiter_judge import api
+from tests.support.aiter_dispatch import api
 
 POINTER = 0x1000
 """An arbitrary address, since nothing here follows a pointer."""

@@ -1,4 +1,5 @@
-"""A planner that crashes, hangs, is killed or answers nonsense: a refusal, then another planner."""
+"""A planning process that crashes, hangs, is killed or answers nonsense: the call is refused, and
+another process is started."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from tests.support.planning import (
     SMALL,
     end,
     native,
-    needs_planner,
+    needs_planning_process,
     pid_of,
     state_of,
 )
 
-pytestmark = needs_planner
+pytestmark = needs_planning_process
 
 
 def test_crash_refuses_its_call_only(faulty: PlanningProcess):
@@ -43,8 +44,8 @@ def test_crash_refuses_its_call_only(faulty: PlanningProcess):
     assert faulty.cudnn_path() == CUDNN
 
 
-def test_planner_killed_while_idle_refuses_no_call(process: PlanningProcess):
-    """The next call did not end the planner, so another planner answers it."""
+def test_planning_process_killed_while_idle_refuses_no_call(process: PlanningProcess):
+    """The next call did not end the planning process, so another one answers it."""
     first = process.plan(SMALL, SM90)
     os.kill(pid_of(process), signal.SIGKILL)
     time.sleep(0.2)
@@ -61,7 +62,7 @@ def test_answer_that_is_not_json_is_refused(tmp_path: Path):
     end(process)
 
 
-def test_planner_that_does_not_answer_is_refused_and_ended(
+def test_planning_process_that_does_not_answer_is_refused_and_ended(
     faulty: PlanningProcess, monkeypatch: pytest.MonkeyPatch
 ):
     plan = faulty.plan(SMALL, SM90)
@@ -100,7 +101,7 @@ class Silent:
         pass
 
 
-def test_log_of_the_planner_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_log_of_the_planning_process_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """cuDNN can be set to log everything to stderr."""
     monkeypatch.setattr(helper_process, "_MAX_STDERR", 1000)
     script = tmp_path / "logging_planner.py"
@@ -135,7 +136,9 @@ def test_interrupt_does_not_mix_up_answers(faulty: PlanningProcess):
     assert faulty.plan(SMALL, SM90) == plan
 
 
-def test_planner_that_does_not_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_planning_process_that_does_not_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     script = tmp_path / "planner.py"
     script.write_text("raise SystemExit('no such library')")
     process = PlanningProcess(native(), script)
@@ -149,18 +152,18 @@ def test_planner_that_does_not_start_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def stopped(process: PlanningProcess) -> int:
-    """Stop the planner; return its pid once it is stopped."""
+    """Stop the planning process; return its pid once it is stopped."""
     pid = pid_of(process)
     os.kill(pid, signal.SIGSTOP)
     for _ in range(100):
         if state_of(pid) == "T":
             return pid
         time.sleep(0.05)
-    pytest.fail("the planner does not stop")
+    pytest.fail("the planning process does not stop")
 
 
 @pytest.mark.parametrize("characters", [10, 10**6], ids=["a line", "more than a pipe holds"])
-def test_stopped_planner_is_refused_at_the_deadline(
+def test_stopped_planning_process_is_refused_at_the_deadline(
     process: PlanningProcess, monkeypatch: pytest.MonkeyPatch, characters: int
 ):
     plan = process.plan(SMALL, SM90)
@@ -175,8 +178,8 @@ def test_stopped_planner_is_refused_at_the_deadline(
     assert process.plan(SMALL, SM90) == plan
 
 
-def test_planner_killed_while_planning_refuses_its_call(faulty: PlanningProcess):
-    """The next call starts another planner."""
+def test_planning_process_killed_while_planning_refuses_its_call(faulty: PlanningProcess):
+    """The next call starts another one."""
     plan = faulty.plan(SMALL, SM90)
     timer = threading.Timer(0.5, os.kill, (pid_of(faulty), signal.SIGKILL))
     timer.start()

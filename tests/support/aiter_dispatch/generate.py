@@ -40,7 +40,7 @@ def _recording(template: str, direction: str) -> str:
     """The generator's template with its launch replaced by a record."""
     condition, braces, _ = template.partition(" {{\n")
     assert braces, "CK's generator has changed its template"
-    return f'{condition} {{{{\n    return judge::RecordLiteral("ck {FIELDS[direction]}");\n}}}}\n'
+    return f'{condition} {{{{\n    return record::RecordLiteral("ck {FIELDS[direction]}");\n}}}}\n'
 
 
 def main(generator: Path, output: Path) -> None:

@@ -178,7 +178,7 @@ HOSTILE: dict[str, tuple[str, Attributes]] = {
     "a gradient of no nodes": ("gradient_nodes", BACKWARD | {"gradient_nodes": "f0 = neg g"}),
     "a gradient that names a node again": ("gradient_nodes", _gradient("f0 = neg g")),
     "a gradient of text": ("gradient_nodes", _gradient("what?")),
-    # Arrays of them.
+    # Arrays that nodes read.
     "an array of doubles": ("node_arrays", MODDED | {"node_arrays": "d 1 8 1 1"}),
     "an array of three extents": ("node_arrays", MODDED | {"node_arrays": "f 1 8 1"}),
     "an array of no heads": ("node_arrays", MODDED | {"node_arrays": "f 1 0 1 1"}),

@@ -7,7 +7,7 @@
 
 template <typename Traits, typename Arch>
 void fmha_bwd_dot_do_o_oneshot_(const ck_tile::stream_config&, fmha_bwd_args) {
-  judge::Record("dot_do_o");
+  record::Record("dot_do_o");
 }
 
 template <typename Traits, typename Arch>
@@ -17,7 +17,7 @@ std::string fmha_bwd_dot_do_o_get_name_() {
 
 template <typename Traits, typename Arch>
 void fmha_bwd_convert_dq_oneshot_(const ck_tile::stream_config&, fmha_bwd_args) {
-  judge::Record("convert_dq");
+  record::Record("convert_dq");
 }
 
 template <typename Traits, typename Arch>

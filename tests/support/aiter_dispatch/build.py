@@ -1,9 +1,9 @@
-"""Build of the judge: AITER's host code from its wheel, behind this project's adapter, for a
-machine without a GPU.
+"""Build of AITER's host code from its wheel, behind this project's adapter, for a machine without
+a GPU.
 
-The build makes two libraries with the adapter's `attn_dispatch_aiter`. `judge.so` contains AITER's
-dispatch and records the ASM kernel or CK instance that it would launch. `capture.so` records the
-arguments that AITER is called with.
+The build makes two libraries with the adapter's `attn_dispatch_aiter`. `dispatch.so` contains
+AITER's dispatch and records the ASM kernel or CK instance that it would launch. `capture.so`
+records the arguments that AITER is called with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.repository import ROOT
 
 HERE = Path(__file__).parent
 ADAPTER = ROOT / "rocm_backend"
-BUILD = ROOT / "build" / "aiter_judge"
+BUILD = ROOT / "build" / "aiter_dispatch"
 COMMON = HERE / "common.h"
 """Headers that nearly all sources include. Precompiling them halves the time of a build."""
 COMPILERS = ("clang++-22", "clang++-19", "clang++")
@@ -60,7 +60,7 @@ class Tools:
 
 @lru_cache(maxsize=1)
 def tools() -> Tools | str:
-    """The tools that build the judge, or a sentence about those that are missing."""
+    """The tools of the build, or a sentence about those that are missing."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     aiter_meta = _aiter_meta()
     missing = []
@@ -78,7 +78,7 @@ def tools() -> Tools | str:
 
 
 def build() -> tuple[Path, Path]:
-    """Build judge.so and capture.so where their sources have changed, and return both paths."""
+    """Build dispatch.so and capture.so where their sources have changed, and return both paths."""
     found = tools()
     if isinstance(found, str):
         raise RuntimeError(found)
@@ -103,9 +103,9 @@ def _build(found: Tools) -> tuple[Path, Path]:
         objects = dict(
             zip(sources, pool.map(lambda x: _compile(found, flags, x), sources), strict=True)
         )
-    judge = _link(found, "judge.so", [objects[x] for x in (*dispatch, *shared)])
+    dispatching = _link(found, "dispatch.so", [objects[x] for x in (*dispatch, *shared)])
     capture = _link(found, "capture.so", [objects[x] for x in (*captures, *shared)])
-    return judge, capture
+    return dispatching, capture
 
 
 def asm_folder(arch: str) -> str:

@@ -1,4 +1,4 @@
-"""A library that exports aiter_api.h, with the functions that the judge adds."""
+"""A library that exports aiter_api.h, with the functions that fake_hip.cc adds."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ def split_kv_struct() -> Any:
 
 
 class Library:
-    """A library, judge.so or capture.so, with the GPUs that a test sets."""
+    """A library, dispatch.so or capture.so, with the GPUs that a test sets."""
 
     def __init__(self, path: Path):
         self._library = ctypes.CDLL(str(path))
-        self._library.judge_take_records.restype = ctypes.c_char_p
+        self._library.fake_hip_take_records.restype = ctypes.c_char_p
         self._library.attn_dispatch_aiter.restype = ctypes.POINTER(Table)
         self.table = self._library.attn_dispatch_aiter().contents
 
     def set_gpu(self, arch: str, compute_units: int | None = None) -> None:
         units = compute_units or {"gfx942": 304, "gfx950": 256}.get(arch, 100)
-        self._library.judge_set_gpu(arch.encode(), units)
+        self._library.fake_hip_set_gpu(arch.encode(), units)
 
     def set_gpu_of(self, device: int, arch: str) -> None:
         """Set the GPU of one device, after `set_gpu` has set all of them."""
         units = {"gfx942": 304, "gfx950": 256}[arch]
-        self._library.judge_set_gpu_of(device, arch.encode(), units)
+        self._library.fake_hip_set_gpu_of(device, arch.encode(), units)
 
     def set_asm_folder(self, arch: str, folder: str) -> None:
-        self._library.judge_set_asm_folder(arch.encode(), folder.encode())
+        self._library.fake_hip_set_asm_folder(arch.encode(), folder.encode())
 
     def set_hip_version(self, major: int) -> None:
-        self._library.judge_set_hip_version(major)
+        self._library.fake_hip_set_hip_version(major)
 
     def set_launch_error(self, error: int) -> None:
-        self._library.judge_set_launch_error(error)
+        self._library.fake_hip_set_launch_error(error)
 
     def fail_call(self, name: str, after: int) -> None:
         """Let HIP's function of this name fail once, after `after` calls that succeed."""
-        self._library.judge_fail_call(name.encode(), after)
+        self._library.fake_hip_fail_call(name.encode(), after)
 
     def last_error(self) -> int:
-        return self._library.judge_last_error()
+        return self._library.fake_hip_last_error()
 
     def set_device(self, device: int) -> None:
-        self._library.judge_set_device(device)
+        self._library.fake_hip_set_device(device)
 
     def set_error(self, error: int) -> None:
-        self._library.judge_set_error(error)
+        self._library.fake_hip_set_error(error)
 
     def device_arch(self, size: int = 64) -> str:
         arch, message = ctypes.create_string_buffer(64), ctypes.create_string_buffer(_MESSAGE)
@@ -89,7 +89,7 @@ class Library:
         return bool(answer)
 
     def take_records(self) -> list[str]:
-        return self._library.judge_take_records().decode().splitlines()
+        return self._library.fake_hip_take_records().decode().splitlines()
 
 
 def _is_backward(call: Any) -> bool:

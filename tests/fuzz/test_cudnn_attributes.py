@@ -22,7 +22,7 @@ _PLAN_SECONDS = 60.0
 
 
 def test_drawn_attributes_are_refused_or_give_the_right_sizes():
-    found = outcomes("tests.fuzz.cudnn_specs", range(DRAWS or 240), seconds=_PLAN_SECONDS)
+    found = outcomes("tests.fuzz.cudnn_attributes", range(DRAWS or 240), seconds=_PLAN_SECONDS)
     assert found["taken"] > 40 and found["planned"] > 0
     assert len([x for x in found if x.startswith("refused: ")]) > 12, found
     print(dict(found.most_common()))

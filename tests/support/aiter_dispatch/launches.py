@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attn_dispatch.aiter.call import AiterCall
-from tests.support.aiter_judge import build
+from tests.support.aiter_dispatch import build
 
 ARCHS = pytest.mark.parametrize("arch", build.ARCHS)
 
