@@ -182,7 +182,8 @@ def _manual_axes(value: Any) -> list[str]:
     """The axes of the shard_map whose argument, inside it, a value is."""
     owner = value.owner.owner if isinstance(value.owner, ir.Block) else None
     attribute = None if owner is None else _attribute(owner.attributes, "manual_axes")
-    return [] if attribute is None else list(sdy.ManualAxesAttr(attribute))
+    axes: Any = () if attribute is None else sdy.ManualAxesAttr(attribute)
+    return list(axes)
 
 
 def _sharding(value: Any) -> Any:
