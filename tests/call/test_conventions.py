@@ -74,8 +74,8 @@ def test_padding_on_the_left_of_every_row_does_not_warn():
 
 @pytest.mark.parametrize(("ids", "largest"), [([0, 0, 1, 1], 2), ([0, 0, 0, 0], 1)])
 def test_segment_ids_from_0_warn_if_ids_plus_1_would_be_valid(ids: list[int], largest: int):
-    ids = np.array([ids, ids])
-    warning("every row begins with id 0", query_segment_ids=ids, max_segments=largest)
+    rows = np.array([ids, ids])
+    warning("every row begins with id 0", query_segment_ids=rows, max_segments=largest)
 
 
 @pytest.mark.parametrize("limit", [None, 3])
@@ -139,7 +139,7 @@ def test_arrays_with_heads_before_length_warn():
     warning("arrays are [batch, heads, length, dim]; for [batch, length, heads, dim] leave out "
             "qkv_layout", swapped, swapped, swapped, qkv_layout="BNTH")  # fmt: skip
     error("(arrays are [batch, length, heads, dim])", np.zeros((2, 4, 9, 8), np.float32), X, X)
-    step = np.zeros((2, 1, 128, 8), np.float32)  # a decoding step with many heads
+    step = np.zeros((2, 1, 128, 128), np.float32)  # a decoding step with many heads
     no_warning(step, step, step)
 
 
@@ -147,8 +147,11 @@ def test_arrays_with_heads_before_length_warn():
     ("query", "key", "options"),
     [
         ((2, 8, 50, 8), (2, 8, 50, 8), {}),  # 50 is no usual number of heads
-        ((2, 8, 64, 8), (2, 4, 64, 8), {}),  # heads in groups of 2
-        ((2, 8, 64, 8), (2, 8, 64, 8), {"local_window_size": (15, 0)}),  # wider than 8 keys
+        ((2, 8, 100, 128), (2, 8, 100, 128), {}),  # nor is 100
+        ((2, 8, 64, 64), (2, 8, 64, 64), {}),  # 64 heads would be wider
+        ((2, 8, 64, 128), (2, 4, 64, 128), {}),  # heads in groups of 2
+        ((2, 8, 128, 128), (2, 8, 64, 128), {}),  # models do not group 64 kv heads
+        ((2, 8, 64, 128), (2, 8, 64, 128), {"local_window_size": (15, 0)}),  # wider than 8 keys
     ],
 )
 def test_shorter_arrays_warn_if_the_head_count_grouping_or_window_fits_heads_before_length(
@@ -163,7 +166,7 @@ def test_shorter_arrays_warn_if_the_head_count_grouping_or_window_fits_heads_bef
 
 
 def test_short_prompts_of_many_heads_do_not_warn():
-    for shape in ((1, 5, 32, 8), (1, 5, 25, 8), (2, 8, 64, 8), (1, 2, 128, 192)):
+    for shape in ((1, 5, 32, 8), (1, 5, 40, 64), (2, 8, 64, 96), (1, 2, 128, 192)):
         x = np.zeros(shape, np.float32)
         no_warning(x, x, x)
         no_warning(x, x, x, local_window_size=(255, 0))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import serving
+from attn_dispatch import dot_product_attention, serving
 from attn_dispatch.semantics.merge import merged_parts, shares
 
 INF, NAN = np.inf, np.nan
@@ -39,7 +39,15 @@ def by_parts(number: int) -> Any:
     return merged
 
 
-@pytest.mark.parametrize("merged", [by_merge, by_parts(2), by_parts(5), by_parts(20)])
+def by_merge_with_more(out: Any, lse: Any) -> tuple[Any, ...]:
+    """serving.merge with two more parts, which have no keys."""
+    nothing = jnp.full_like(out[0], NAN), jnp.full_like(lse[0], -INF)
+    return serving.merge(*nothing, out[0], lse[0], *nothing, out[1], lse[1])
+
+
+@pytest.mark.parametrize(
+    "merged", [by_merge, by_merge_with_more, by_parts(2), by_parts(5), by_parts(20)]
+)
 def test_gradients_agree_with_the_definition_and_skip_parts_without_keys(merged: Any):
     rng = np.random.default_rng(0)
     out = rng.normal(size=(2, LSE.shape[1], 3)).astype(np.float32)
@@ -74,3 +82,26 @@ def test_nan_of_an_invalid_row_stays():
     out, lse = jnp.ones((2, 1, 3)), jnp.asarray([[NAN], [1.0]])
     results = by_merge(out, lse)
     assert all(np.isnan(x).all() for x in results)
+
+
+def test_the_output_of_many_parts_is_rounded_once():
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 1, 4, 64)).astype(np.float32)
+    keys = rng.standard_normal((2, 2, 512, 4, 64)).astype(np.float32)
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in (q, *keys))
+    exact = dot_product_attention(*(x.astype(jnp.float32) for x in (q, k, v)))
+    parts = [
+        dot_product_attention(q, k[:, i : i + 16], v[:, i : i + 16], return_lse=True)
+        for i in range(0, 512, 16)
+    ]
+    (out, lse), *rest = parts
+    at_once, _ = serving.merge(out, lse, *(x for part in rest for x in part))
+    one_by_one, in_float32 = (out, lse), (out.astype(jnp.float32), lse)
+    for part in rest:
+        one_by_one = serving.merge(*one_by_one, *part)
+        in_float32 = serving.merge(*in_float32, *part)
+    assert at_once.dtype == jnp.bfloat16 and in_float32[0].dtype == jnp.float32
+    errors = [
+        abs(x.astype(jnp.float32) - exact).max() for x in (at_once, in_float32[0], one_by_one[0])
+    ]
+    assert errors[0] < 1e-3 and errors[1] < 1e-3 < 3e-3 < errors[2], errors

@@ -330,7 +330,11 @@ def test_a_freed_prefix_is_not_shared():
         (lambda _: serving.copy_pages(POOL, [0, 1], 2), ValueError, "integers of one shape, got"),
         (
             lambda _: serving.merge(*[jnp.ones((2, 1, 4, 8)), jnp.ones((2, 4, 1))] * 2),
-            ValueError, r"merge: expected out \[2, 1, 4, 8\] and lse \[2, 1, 4\] of both",
+            ValueError, r"merge: expected out \[2, 1, 4, 8\] and lse \[2, 1, 4\] of each set",
+        ),
+        (
+            lambda _: serving.merge(*[jnp.ones((2, 4, 8)), jnp.ones((2, 4))] * 2, jnp.ones(8)),
+            ValueError, r"merge: expected .* of each set of keys, got .*, \[8\]",
         ),
     ],
 )  # fmt: skip

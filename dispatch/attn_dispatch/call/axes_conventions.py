@@ -11,6 +11,8 @@ _MANY_HEADS = 128
 """If there are more kv heads than this, and than keys, that axis probably counts keys."""
 _SOME_HEADS = 32
 """Likewise, if the call gives further evidence that the axis counts keys."""
+_NARROW, _MOST_NARROW_HEADS = 64, 40
+"""Models with more kv heads than this have wider ones: of 96, 112, 128 or 192 dims."""
 _MANY_FEATURES = 256
 """Wider heads, more of them than keys, are probably the features of all heads."""
 
@@ -38,7 +40,9 @@ def _other_evidence(call: CheckedCall) -> bool:
     longest = (*call.window, call.arguments.max_segment_len)
     return (
         are_grouped  # as many query heads as kv heads, and several times as many queries as keys
-        or heads % 4 != 0  # a usual length, but not a usual number of heads
+        or shape.num_heads > heads  # models whose heads share keys have at most 32 kv heads
+        or (heads > _MOST_NARROW_HEADS and shape.head_dim <= _NARROW)
+        or heads % (4 if heads <= 64 else 8) != 0  # a usual length, but no usual number of heads
         or any(isinstance(x, int) and keys <= x < heads for x in longest)
     )
 

@@ -14,32 +14,40 @@ _MAX_UNROLLED_PARTS = 16
 
 
 def merged(
-    out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array
+    out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array, *more: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention over two sets of keys, a and b, from the out and lse of each.
+    """Attention over several sets of keys, from the out and lse of each.
 
-    out is [..., V] and lse [...]; the results have the dtypes of a:
+        lse = log(exp(lse_a) + exp(lse_b) + …)
+        out = out_a · exp(lse_a - lse) + out_b · exp(lse_b - lse) + …
 
-        lse = log(exp(lse_a) + exp(lse_b))
-        out = out_a · exp(lse_a - lse) + out_b · exp(lse_b - lse)
+    The sums are float32 for outputs of 16 bits, and are rounded once. A row without keys, whose lse
+    is -inf, contributes nothing, even if its out is NaN.
 
-    A row without keys, whose lse is -inf, contributes nothing, even if its out is NaN.
+    Args:
+      out_a, out_b: the outputs [..., V].
+      lse_a, lse_b: their lse [...].
+      *more: out and lse of each further set.
+
+    Returns:
+      out [..., V] and lse [...], with the dtypes of a. Pass a float32 out_a to merge what arrives
+      part by part, because rounding out to 16 bits at each step adds up.
 
     Raises:
       ValueError: the shapes do not match.
     """
-    shapes = [jnp.shape(x) for x in (out_a, lse_a, out_b, lse_b)]
+    parts = (out_a, lse_a, out_b, lse_b, *more)
+    outs, lses = parts[::2], parts[1::2]
+    shapes = [jnp.shape(x) for x in parts]
     rows = shapes[0][:-1]
-    if shapes != [shapes[0], rows, shapes[0], rows]:
+    if shapes != [shapes[0], rows] * len(outs):
         raise ValueError(
-            f"merge: expected out {list(shapes[0])} and lse {list(rows)} of both, got "
+            f"merge: expected out {list(shapes[0])} and lse {list(rows)} of each set of keys, got "
             f"{', '.join(str(list(x)) for x in shapes)}"
         )
-    each, lse = shares([lse_a, lse_b])
-    parts = (
-        _weighted(out.astype(lse.dtype), x) for out, x in zip((out_a, out_b), each, strict=True)
-    )
-    return functools.reduce(jnp.add, parts).astype(out_a.dtype), lse
+    each, lse = shares(lses)
+    weighted = (_weighted(out.astype(lse.dtype), x) for out, x in zip(outs, each, strict=True))
+    return functools.reduce(jnp.add, weighted).astype(out_a.dtype), lse
 
 
 def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:

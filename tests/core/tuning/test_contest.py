@@ -150,7 +150,7 @@ def test_tuning_without_the_gpu_or_in_several_processes_raises(toy, monkeypatch)
     with tuning(), pytest.raises(RuntimeError, match="there is no NVIDIA H200"):
         contest.tune(SPEC, replace(parse("sm90"), platform="cpu"))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with tuning(), pytest.raises(RuntimeError, match="in one of several processes"):
+    with tuning(), pytest.raises(RuntimeError, match="if each of several processes tuned"):
         contest.tune(SPEC, CPU)
 
 
