@@ -212,7 +212,7 @@ $(VENV)/cuda-library: $(CUDA_SOURCES) | $(VENV)/jax
 	$(PIP) 'scikit-build-core>=1.0' 'pybind11>=3.0' cmake ninja
 	$(PIP) --no-deps $(HEADER_PACKAGES)
 	$(PIP) --no-deps --upgrade --target $(VENV)/oldest-jaxlib jaxlib==0.10.2
-	@echo 'building the CUDA library, which takes a few minutes'
+	@echo 'building the CUDA library, which takes a minute or two'
 	ATTN_DISPATCH_CUDA=1 ATTN_DISPATCH_INCLUDE=$(CURDIR)/$(VENV)/oldest-jaxlib/jaxlib/include \
 	  $(PIP) --no-build-isolation --editable .
 	touch $@ $(VENV)/pure-python

@@ -7,8 +7,8 @@ so that a machine that has cuDNN for JAX needs no second copy, then in $CUDA_HOM
 folders.
 
 With --fetch, pip installs the wheels of headers that are not among the packages into FOLDER,
-without what these wheels require: that would be cuBLAS, CUTLASS's DSL and SciPy, over a gigabyte
-of which nothing is used. Only their headers stay there.
+without what these wheels require: that would be cuBLAS, CUTLASS's DSL and SciPy, downloads of
+0.7 GB of which nothing is used. Only the headers stay there.
 """
 
 from __future__ import annotations
