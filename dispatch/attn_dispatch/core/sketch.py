@@ -189,7 +189,7 @@ def _manual_axes(value: Any) -> list[str]:
 def _sharding(value: Any) -> Any:
     if isinstance(value.owner, ir.Block):
         owner, number = value.owner.owner, value.arg_number
-        arguments = _attribute(owner.attributes, "arg_attrs")
+        arguments: Any = _attribute(owner.attributes, "arg_attrs")
         if arguments is not None:  # of a function
             return _attribute(arguments[number], "sdy.sharding")
         given = _attribute(owner.attributes, "in_shardings")
