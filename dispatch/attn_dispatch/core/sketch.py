@@ -194,7 +194,8 @@ def _sharding(value: Any) -> Any:
             return _attribute(arguments[number], "sdy.sharding")
         given = _attribute(owner.attributes, "in_shardings")
         if given is not None:  # of a shard_map
-            return sdy.TensorShardingPerValueAttr(given).shardings[number]
+            shardings: Any = sdy.TensorShardingPerValueAttr(given).shardings
+            return shardings[number]
         return _of_result(owner, number)
     return _of_result(value.owner, value.result_number)
 
