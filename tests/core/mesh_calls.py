@@ -335,7 +335,9 @@ def seeds() -> int:
     shards = Shards.of(call, mesh.shape, P("x", None, "y"), P("x", None, "y"))
 
     def seed() -> jax.Array:
-        local_options, local = own_operands(shards, call, [jnp.asarray(x) for x in operands])
+        local_options, local = own_operands(
+            shards, call, [jnp.asarray(x) for x in operands], shards.begin(call)
+        )
         by_name = dict(zip(local_options.operands, local, strict=True))
         return kernel_seed(AttentionSpec.of(local, local_options), by_name)[None]
 

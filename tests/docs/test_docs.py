@@ -77,7 +77,7 @@ def commands(page: Path) -> list[str]:
     blocks += re.findall(r"^    (?=\S)(.*)$", text, re.M)
     blocks += re.findall(r"`((?:attn-dispatch|make) [a-z][^`\n]*)`", text)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [x.strip() for x in lines if x.strip()]
+    return [x.strip() for x in lines if x.strip() and not x.lstrip().startswith("#")]
 
 
 @pytest.mark.parametrize("name", NAMES)

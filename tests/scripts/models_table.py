@@ -38,8 +38,14 @@ on an MI300X, and with which rewrites ([design.md](design.md#rewrites)); numbers
 below. Calls on a cache have no backward pass. Implementations that need another package are left
 out.
 
-`python -m tests.scripts.models_table` writes this page, and `make test` compares it with the actual
-choices.
+`python -m tests.scripts.models_table` writes this page. `make test` compares it with the actual
+choices for all calls on an MI300X and for every fourth on an H100, and `make soak` for all on both.
+"""
+
+
+ARGUMENTS = """\
+`…` stands for query, key and value, or for query and the pages of keys and values. An array is
+shown by its dtype and shape. [caches.md](caches.md) explains the calls with caches.
 """
 
 
@@ -70,8 +76,8 @@ Runs = Mapping[tuple[str, str], tuple[Run, ...]]
 
 
 def row(call: ModelCall, by_target: Mapping[str, tuple[Run, ...]], numbers: list[str]) -> str:
-    """The table row of a call, with the numbers of its rewrites."""
-    cells = [call.model, call.what, call.shapes]
+    """The row of a call in the first table, with the numbers of its rewrites."""
+    cells = [call.model, call.what]
     for target in SHOWN:
         directions = by_target[target]
         cells += [_cell(x, numbers) for x in directions] + [""] * (2 - len(directions))
@@ -94,6 +100,11 @@ def taken_on(found: Runs) -> dict[str, list[str]]:
     return targets
 
 
+def arguments_list() -> list[str]:
+    """A line with the shapes, the function and the arguments of each call."""
+    return [f"- **{x.model}**, {x.what}: {x.shapes}. `{x.written}`" for x in MODEL_CALLS]
+
+
 def document(found: Runs) -> str:
     """The text of the page."""
     targets = taken_on(found)
@@ -102,10 +113,11 @@ def document(found: Runs) -> str:
     numbers += sorted(targets.keys() - set(order))
     headers = [f"{name} {way}" for name in SHOWN.values() for way in ("forward", "backward")]
     lines = [_INTRO.format(number=len(MODEL_CALLS))]
-    lines += [f"| model | call | shapes | {' | '.join(headers)} |", "|---" * 7 + "|"]
+    lines += [f"| model | call | {' | '.join(headers)} |", "|---" * 6 + "|"]
     for call in MODEL_CALLS:
         by_target = {target: found[str(call), target] for target in SHOWN}
         lines.append(row(call, by_target, numbers))
+    lines += ["", "## Shapes and arguments", "", ARGUMENTS, *arguments_list()]
     lines += ["", "## Rewrites that they take", ""]
     lines += ["With the GPUs, by architecture, for which one of the calls takes them.", ""]
     lines += [f"{i}. {name} ({', '.join(targets[name])})" for i, name in enumerate(numbers, 1)]

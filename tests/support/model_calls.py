@@ -6,6 +6,7 @@ another case as its justification.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from attn_dispatch import mods
 
 Facts = dict[str, Any]
+_OPERANDS = ("query", "key", "value", "key_pages", "value_pages")
 
 
 def struct(*shape: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
@@ -59,6 +61,30 @@ class ModelCall:
         rows = f"{query[0]:,} x " if len(query) == 4 else ""
         number = f"{query[-2]} on {heads}" if query[-2] != heads else f"{heads}"
         return f"{rows}{query[-3]:,} queries, {keys}, {number} heads of {dims}"
+
+    @property
+    def written(self) -> str:
+        """The function that is called, and the arguments beside query, keys and values."""
+        given = self.arguments
+        name = (
+            "ragged_dot_product_attention" if "cu_seqlens_kv" in given else "dot_product_attention"
+        )
+        name = "paged_attention" if "key_pages" in given else name
+        rest = [f"{x}={_text(y)}" for x, y in given.items() if x not in _OPERANDS]
+        return f"{name}({', '.join(['…', *rest])})"
+
+
+def _text(x: Any) -> str:
+    """An argument as the page shows it: an array by its dtype and shape, a mod by its name."""
+    if hasattr(x, "shape"):
+        return f"{x.dtype}{list(x.shape)}"
+    if isinstance(x, tuple):
+        return f"({', '.join(map(_text, x))}{',' if len(x) == 1 else ''})"
+    if callable(x):
+        if hasattr(x, "__name__"):
+            return x.__name__.strip("_")
+        return f"mods.{re.sub('(?<=[a-z])(?=[A-Z])', '_', type(x).__name__).lower()}(…)"
+    return f"{x:.4g}" if isinstance(x, float) else repr(x).replace("'", '"')
 
 
 def arrays(
@@ -205,6 +231,7 @@ def _inference() -> Iterator[ModelCall]:
     drafts = arrays(1, 24, *heads, keys=4120)
     yield call("Llama 3 8B", "a tree of drafts", **drafts, mask_mod=tree)
     yield call("Llama 3 8B", "a chunk of a prompt, pages", **pages(1, 512, *heads, **paged))
+    yield from _caches_of_models()
     window = cache(16, 1, *heads, keys=32768, local_window_size=(4095, 0))
     yield call("Mistral 7B", "decoding, a cache as an array", **window)
     capped = pages(16, 5, 32, 16, 128, keys=8192, page=64, score_mod=mods.soft_cap(50.0))
@@ -217,6 +244,50 @@ def _inference() -> Iterator[ModelCall]:
     yield call("DeepSeek V3", "decoding, latent attention absorbed, pages", **absorbed)
     falcon = pages(16, 5, 71, 1, 64, keys=2048, page=16)
     yield call("Falcon 7B", "speculative drafts, pages", **falcon)
+
+
+def _caches_of_models() -> Iterator[ModelCall]:
+    """The calls of docs/caches.md."""
+
+    def call(model: str, what: str, /, **arguments: Any) -> ModelCall:
+        return ModelCall(model, what, arguments, is_training=False)
+
+    def ids(batch: int, queries: int, keys: int) -> Facts:
+        given = {
+            "query_segment_ids": ints(batch, queries),
+            "key_value_segment_ids": ints(batch, keys),
+        }
+        return {**given, "max_segments": 1, "is_causal": True, "causal_alignment": "bottom_right"}
+
+    heads = (32, 8, 128)
+    prompt = arrays(16, 2048, *heads)
+    yield call("Llama 3 8B", "prompts padded on the left, ids", **prompt, **ids(16, 2048, 2048))
+    one = arrays(32, 1, *heads, keys=8192)
+    yield call("Llama 3 8B", "decoding, padded on the left, ids", **one, **ids(32, 1, 8192))
+    mask = struct(32, 1, 1, 8192, dtype="bool")
+    yield call("Llama 3 8B", "decoding, padded on the left, a mask", **one, mask=mask)
+    drafts = cache(16, 5, *heads, keys=8192)
+    yield call("Llama 3 8B", "speculative drafts, a cache as an array", **drafts)
+    chunk = cache(4, 512, *heads, keys=8192, query_seq_lengths=ints(4))
+    yield call("Llama 3 8B", "a chunk of a prompt, a cache as an array", **chunk)
+    filled = {"key_value_seq_lengths": ints(16)}
+    yield call(
+        "Mistral 7B", "decoding, a ring buffer", **arrays(16, 1, *heads, keys=4096), **filled
+    )
+    yield call(
+        "Mistral 7B", "a chunk behind a ring buffer", **arrays(1, 512, *heads, keys=4096),
+        mask_mod=_in_ring, mask_mod_args=(ints(1),), return_lse=True,
+    )  # fmt: skip
+    sliding = arrays(16, 4, 16, 8, 256, keys=1027)
+    window: Facts = {"local_window_size": (1023, 0), "causal_alignment": "bottom_right"}
+    yield call(
+        "Gemma 3 12B", "drafts, a sliding cache, ids", **sliding, **(ids(16, 4, 1027) | window)
+    )
+
+
+def _in_ring(b: Any, n: Any, t: Any, s: Any, first: Any) -> Any:
+    token = first[b] - 1 - (first[b] - 1 - s) % 4096
+    return (token >= 0) & (token > first[b] + t - 4096)
 
 
 MODEL_CALLS = (*_training(), *_inference())

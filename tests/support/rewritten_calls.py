@@ -14,13 +14,16 @@ from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
-from tests.support.kernel_stand_ins import by_xla
+from tests.support.kernel_stand_ins import by_xla, results_by_xla
 
 
-def rewrite_results(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] | None:
+def rewrite_results(
+    rewrite: Any, case: Case, compute: Any, *, is_compiled: bool = False
+) -> tuple[Any, Any] | None:
     """A rewrite's results with `compute` as the kernel, and XLA's results of the call itself.
 
-    None if the rewrite does not apply.
+    None if the rewrite does not apply. Each of the two is one program if `is_compiled`. That is
+    faster, except for cases of the same shapes: JAX keeps the operations that it compiled for them.
     """
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
@@ -32,9 +35,11 @@ def rewrite_results(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
     spec = spec_of(options, operands)
     if (inner := rewrite.applied(spec)) is None:
         return None
-    expected = by_xla(*whole)
     calls = Calls(partial(compute, inner), by_xla, compute)
-    return rewrite.compute(spec, inner, operands, calls), expected
+    if not is_compiled:
+        return rewrite.compute(spec, inner, operands, calls), by_xla(*whole)
+    found = jax.jit(lambda given: rewrite.compute(spec, inner, given, calls))(operands)
+    return found, results_by_xla(*whole)
 
 
 def differ(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:

@@ -58,7 +58,9 @@ def test_each_part_of_a_program_says_how_it_is_split(report: Any):
     assert len(by_formula) == 1
     assert {*found["partitioned"]} == {*found["listed"]} - {*by_formula}
     assert found["share"] == [
-        "one device's part, in a shard_map over 'x' (4); all devices along 'y' (2) compute it",
+        # No kernel runs it, and XLA splits its own operations.
+        "one device's part, in a shard_map over 'x' (4): how XLA splits it along 'y' (2) is not "
+        "known",
         "one device's part, split along 'x' (4), 'y' (2)",
         "all of it; XLA splits the operations of the formula",
     ]

@@ -144,6 +144,7 @@ __all__ = [
     "stablehlo",
     "tracing_for_nvidia",
     "types_of",
+    "uses_shardy",
     "varying_axes",
     "with_devices",
     "without_dead_code",
@@ -202,7 +203,12 @@ def number_of_devices(context: Context) -> int:
     return int(getattr(context.module_context.axis_context, "num_devices", 1))
 
 
-def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
+def uses_shardy() -> bool:
+    """Whether XLA propagates shardings by Shardy; newer JAX has nothing else."""
+    return bool(getattr(jax.config, "jax_use_shardy_partitioner", True))
+
+
+def with_devices(context: Context, mesh: Mesh | AbstractMesh, count: int) -> Context | None:
     """A lowering rule's context that names devices, which custom_partitioning requires.
 
     A primitive whose context names devices cannot be lowered under an AbstractMesh, so JAX is not
@@ -213,11 +219,13 @@ def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
       context: the context of a program for several devices.
       mesh: the mesh of the operands' types. One of another size, such as an empty one, is replaced
         by the mesh of the program's arguments and results, or by one with a single axis.
+      count: the number of devices that split a call; in a shard_map over some axes those of one
+        group, along the other axes.
 
     Returns:
       None if this process has fewer devices than the program is for.
     """
-    module, count = context.module_context, number_of_devices(context)
+    module = context.module_context
     devices = tuple(cast("JaxClient", module.backend).devices())[:count]
     if len(devices) < count:
         return None

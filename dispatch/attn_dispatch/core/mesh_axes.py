@@ -18,18 +18,19 @@ from jax.sharding import PartitionSpec as P
 
 
 def mesh_and_specs(
-    mesh: Mesh, shardings: Mapping[str, tuple[Sharding, int]]
+    mesh: Mesh, shardings: Mapping[str, tuple[Sharding, int]], *, in_parts: bool = False
 ) -> tuple[Mesh, dict[str, P]]:
     """The mesh and, by name, the spec of each array on it; the given mesh, if its axes suffice.
 
     Args:
       mesh: the mesh of the program.
       shardings: the sharding and the number of dims of each array, by name.
+      in_parts: whether the axes are parts even if the given ones suffice.
     """
     if mesh.empty:  # a program for one device, whatever mesh is set around it
         return mesh, {x: P() for x in shardings}
     candidate, found = mesh, dict[str, P | None]()
-    for candidate in (mesh, *_in_parts(mesh)):
+    for candidate in (*(() if in_parts else (mesh,)), *_in_parts(mesh)):
         found = {x: _spec(sharding, ndim, candidate) for x, (sharding, ndim) in shardings.items()}
         if all(spec is not None for spec in found.values()):
             break
@@ -43,6 +44,11 @@ def spec_on(mesh: Mesh, sharding: Sharding, ndim: int) -> P:
     return P() if found is None else found
 
 
+def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """The parts of prime size of each axis, by name, each with its size."""
+    return {name: _parts(name, _primes(size)) for name, size in sizes.items()}
+
+
 def name_of(axis: str) -> str:
     """The mesh axis that contains this axis: itself, or the one that it is a part of."""
     return axis.split(_PART)[0]
@@ -54,12 +60,14 @@ _PART = ", part "
 def _in_parts(mesh: Mesh) -> Iterator[Mesh]:
     """The mesh with axes of prime sizes, for every order of the primes of an axis."""
     for orders in itertools.product(*(_orders(_primes(size)) for size in mesh.shape.values())):
-        sizes = {
-            f"{name}{_PART}{i}": prime
-            for name, primes in zip(mesh.axis_names, orders, strict=True)
-            for i, prime in enumerate(primes)
-        }
+        sizes = dict[str, int]()
+        for name, primes in zip(mesh.axis_names, orders, strict=True):
+            sizes |= _parts(name, primes)
         yield Mesh(mesh.devices.reshape(*sizes.values()), tuple(sizes))
+
+
+def _parts(name: str, primes: list[int]) -> dict[str, int]:
+    return {f"{name}{_PART}{i}": prime for i, prime in enumerate(primes)}
 
 
 def _orders(numbers: list[int]) -> list[list[int]]:

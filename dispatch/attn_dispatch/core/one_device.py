@@ -14,6 +14,8 @@ from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.device_share import DeviceShare, device_spec, received_bytes
 from attn_dispatch.core.explicit_axes import explicit_shards
+from attn_dispatch.core.mesh_axes import name_of
+from attn_dispatch.core.partly_manual import other_axes
 from attn_dispatch.core.shards import Shards
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.text import in_units
@@ -41,38 +43,51 @@ def of_one_device(
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         specs = {x: y.sharding.spec for x, y in zip(options.operands, types, strict=True)}
         return _part(whole, explicit_shards(whole, types), specs)
-    manual, auto = (_of_kind(mesh, kind) for kind in (AxisType.Manual, AxisType.Auto))
-    if manual:
-        part = f"one device's part, in a shard_map over {_named(manual)}"
-        part += f"; all devices along {_named(auto)} compute it" if auto else ""
+    manual, others = _of_kind(mesh, AxisType.Manual), other_axes(mesh)
+    part = f"one device's part, in a shard_map over {_named(manual)}" if manual else "all of it"
+    if others is None and manual:
         return whole.spec, DeviceShare(part, manual)
     sketch = find_sketch()
-    if sketch is None:
+    if others is None and sketch is None:
         return whole.spec, None
-    ways = sketch.find(whole)
+    ways = {} if sketch is None else sketch.find(whole, others)
     if not ways:
-        return whole.spec, DeviceShare("all of it: how XLA splits it is not known")
+        along = "" if others is None else f" along {_named(_whole(others.shape))}"
+        return whole.spec, DeviceShare(f"{part}: how XLA splits it{along} is not known", manual)
     # The call may be split differently at several places: show where a device computes most.
     shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
-    spec, share = _part(whole, shards, ways[shards])
+    spec, share = _part(whole, shards, ways[shards], manual)
     if len(ways) > 1:
         share = replace(share, text=f"{share}; at other places it is split otherwise")
     return spec, share
 
 
 def _part(
-    call: LeadingCall, shards: Shards, specs: Mapping[str, P]
+    call: LeadingCall,
+    shards: Shards,
+    specs: Mapping[str, P],
+    manual: tuple[tuple[str, int], ...] = (),
 ) -> tuple[AttentionSpec, DeviceShare]:
     sizes = dict(shards.sizes)
     axes = (*sum(shards.leading, ()), *shards.heads)
-    split = tuple((axis, sizes[axis]) for axis in axes if sizes[axis] > 1)
-    idle = tuple((x, size) for x, size in sizes.items() if size > 1 and x not in axes)
-    notes = [f"one device's part, split along {_named(split)}"] if split else []
+    split = _whole({axis: sizes[axis] for axis in axes})
+    idle = _whole({axis: size for axis, size in sizes.items() if axis not in axes})
+    where = [f"in a shard_map over {_named(manual)}"] if manual else []
+    where += [f"split along {_named(split)}"] if split else []
+    notes = [f"one device's part, {', '.join(where)}"] if where else []
     notes += [f"all devices along {_named(idle)} compute the same"] if idle else []
     received = received_bytes(shards, call, specs)
     if received:
         notes.append(f"receives {in_units(received)} of its operands from other devices")
-    return device_spec(shards, call), DeviceShare("; ".join(notes), split, received)
+    return device_spec(shards, call), DeviceShare("; ".join(notes), manual + split, received)
+
+
+def _whole(axes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The axes that have several devices; parts of an axis are counted as one."""
+    sizes = dict[str, int]()
+    for axis, size in axes.items():
+        sizes[name_of(axis)] = sizes.get(name_of(axis), 1) * size
+    return tuple((name, size) for name, size in sizes.items() if size > 1)
 
 
 def _of_kind(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[tuple[str, int], ...]:

@@ -20,8 +20,16 @@ from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.jax_compat import custom_partitioning, set_xla_metadata
 from attn_dispatch.core.mesh_axes import mesh_and_specs, spec_on
+from attn_dispatch.core.partly_manual import begin_in, group_of, numbers, without_sums
 from attn_dispatch.core.sharding_warnings import SplitCall, warn_of_costs
-from attn_dispatch.core.shards import WITH_ROWS, Shards, key_operand, layouts, shard_call
+from attn_dispatch.core.shards import (
+    WITH_ROWS,
+    Shards,
+    key_operand,
+    layouts,
+    numbered_axes,
+    shard_call,
+)
 
 _NO_MESH = AbstractMesh((), ())
 
@@ -32,11 +40,12 @@ _Partition = tuple[Mesh, Callable[..., tuple[jax.Array, ...]], _Shardings, _Shar
 
 
 def partitioned(
-    bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...]
+    bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...], *, is_in_group: bool = False
 ) -> tuple[jax.Array, ...]:
     """The results of the call; if operands are sharded, each device computes its shard.
 
-    A call without scores is not split.
+    A call without scores is not split. `is_in_group`: the call is inside a shard_map over other
+    axes (partly_manual.py).
     """
     if call.spec.is_empty:
         return call.results_by(bind, operands)
@@ -44,50 +53,58 @@ def partitioned(
     # Metadata make the call a part of the key of JAX's compilation cache. Otherwise only a Python
     # object holds it, whose address jax_remove_custom_partitioning_ptr_from_cache_key ignores.
     with set_xla_metadata(attn_dispatch=f"{call!r} {surroundings!r}"):
-        return _partitioner(bind, call, surroundings)(*operands)
+        more = numbers(call) if is_in_group else []
+        return _partitioner(bind, call, surroundings, is_in_group)(*operands, *more)
 
 
 @lru_cache(maxsize=4096)
 def _partitioner(
-    bind: Bind, call: LeadingCall, surroundings: settings.Settings
+    bind: Bind, call: LeadingCall, surroundings: settings.Settings, is_in_group: bool
 ) -> Callable[..., tuple[jax.Array, ...]]:
     inputs, outputs = layouts(call)
+    count = len(inputs)
+    if is_in_group:
+        inputs += tuple(numbered_axes(call))
 
-    def shards_of(mesh: Mesh, args: _Args) -> tuple[Mesh, Shards]:
-        by_name = dict(zip(call.options.operands, args, strict=True))
+    def shards_of(mesh: Mesh, args: _Args) -> tuple[Mesh, Shards, tuple[str, ...]]:
+        mesh = group_of(mesh) if is_in_group else mesh
+        by_name = dict(zip(call.options.operands, args[:count], strict=True))
         given = {
             x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", key_operand(call))
         }
-        mesh, specs = mesh_and_specs(mesh, given)
-        return mesh, Shards.of(call, mesh.shape, specs["query"], specs[key_operand(call)])
+        mesh, specs = mesh_and_specs(mesh, given, in_parts=is_in_group)
+        shards = Shards.of(call, mesh.shape, specs["query"], specs[key_operand(call)])
+        return mesh, *(without_sums(shards, call) if is_in_group else (shards, ()))
 
     def shardings(axes: tuple[str, ...], mesh: Mesh, shards: Shards) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)
 
     def partition(mesh: Mesh, args: _Args, results: object) -> _Partition:
-        mesh, shards = shards_of(mesh, args)
-        by_name = zip(call.options.operands, args, strict=True)
+        mesh, shards, left_out = shards_of(mesh, args)
+        by_name = zip(call.options.operands, args[:count], strict=True)
         before = {
             name: spec_on(mesh, x.sharding, len(x.shape))
             for name, x in by_name
             if name in WITH_ROWS
         }
-        warn_of_costs(SplitCall(call, shards, before))
+        warn_of_costs(SplitCall(call, shards, before, left_out))
 
         def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # This runs when XLA compiles, in any thread, and maybe after a `with` block of settings
             # has ended. So the settings of the call are restored here.
             with settings.restored(surroundings), use_abstract_mesh(_NO_MESH):
-                return shard_call(bind, call, shards, operands)
+                begin = begin_in(call, operands[count:]) if is_in_group else None
+                return shard_call(bind, call, shards, operands[:count], begin)
 
         to = shardings(outputs, mesh, shards)
         return mesh, shard, to, shardings(inputs, mesh, shards)
 
     def infer(mesh: Mesh, args: _Args, results: object) -> tuple[NamedSharding, ...]:
-        return shardings(outputs, *shards_of(mesh, args))
+        mesh, shards, _ = shards_of(mesh, args)
+        return shardings(outputs, mesh, shards)
 
     def unsplit(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return call.results_by(bind, operands)
+        return call.results_by(bind, operands[:count])
 
     def rule(mesh: Mesh, *_: object) -> tuple[str, dict[str, object]]:
         return sharding_rule(call.spec, mesh, inputs, outputs)

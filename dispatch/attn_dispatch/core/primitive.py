@@ -34,6 +34,7 @@ from attn_dispatch.core.formulas import by_formula_p
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, MlirValues, batching, mlir
 from attn_dispatch.core.partitioning import partitioned, sharding_rule
+from attn_dispatch.core.partly_manual import other_axes
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.devices.device import Device
@@ -184,31 +185,48 @@ def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[...
 def _lower_partitioned(
     ctx: Context, *operands: object, bind: Bind, options: AttentionOptions
 ) -> MlirValues:
+    whole = LeadingCall.of(jax_compat.types_of(ctx), options)
     mesh = jax_compat.types_of(ctx)[0].sharding.mesh
     kinds = set(mesh.axis_types)
     # Types say how a call is split, unless there are both Auto and Explicit axes. Then the
     # partitioner decides for all of them.
     types_say = AxisType.Explicit in kinds and AxisType.Auto not in kinds
+    # Inside a shard_map over all axes, the call is what one device computes. Inside one over some
+    # axes, XLA splits its own operations along the others, but not a kernel.
+    in_shard_map = AxisType.Manual in kinds
+    others = other_axes(mesh) if in_shard_map and not types_say else None
+    if others is not None and not (jax_compat.uses_shardy() and _has_kernel(ctx, whole.spec)):
+        others = None
     if (drawn := sketch.current.get()) is not None:
-        has_rule = not types_say and AxisType.Manual not in kinds
-        return drawn.open_call(ctx, operands, options, sharding_rule if has_rule else None)
+        has_rule = not types_say and (others is not None or not in_shard_map)
+        return drawn.open_call(ctx, operands, options, sharding_rule if has_rule else None, others)
     if types_say:
         return explicit_lowering(bind, ctx, operands, options)
 
-    # Inside a shard_map over some axes or all, the call is what one device computes.
-    is_one = AxisType.Manual in kinds or jax_compat.number_of_devices(ctx) == 1
-    whole = LeadingCall.of(jax_compat.types_of(ctx), options)
+    if in_shard_map:
+        devices = 1 if others is None else others.size
+    else:
+        devices = jax_compat.number_of_devices(ctx)
     found = None
-    if not is_one:
+    if devices > 1:
         # An export cannot hold the Python function that partitions a call.
-        found = None if jax_compat.is_export(ctx) else jax_compat.with_devices(ctx, mesh)
+        is_export = jax_compat.is_export(ctx)
+        found = None if is_export else jax_compat.with_devices(ctx, others or mesh, devices)
         if found is None:
-            warn_left_to_xla(whole.spec, is_export=jax_compat.is_export(ctx))
+            warn_left_to_xla(whole.spec, others, is_export=is_export)
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return partitioned(bind, whole, operands) if found else whole.results_by(bind, operands)
+        if found is None:
+            return whole.results_by(bind, operands)
+        return partitioned(bind, whole, operands, is_in_group=others is not None)
 
     return jax_compat.lower_as(call, found or ctx, operands)
+
+
+def _has_kernel(ctx: Context, spec: AttentionSpec) -> bool:
+    """Whether a kernel runs the call on a platform that it is lowered for."""
+    gpus = (device_for(x) for x in jax_compat.platforms_of(ctx) if x in ("cuda", "rocm"))
+    return not spec.is_empty and any(select.has_kernel(spec, gpu) for gpu in gpus)
 
 
 def _make_shard_primitive(name: str) -> Primitive:

@@ -178,6 +178,12 @@ def plan(spec: AttentionSpec, device: Device) -> None:
     _first_eligible(spec, device)
 
 
+def has_kernel(spec: AttentionSpec, device: Device) -> bool:
+    """Whether `choose` would choose a vendor's kernel; without a warning."""
+    choice = _first_eligible(spec, device).choice
+    return choice is not None and choice.implementation.PLATFORM is not None
+
+
 @dataclass(frozen=True)
 class _Found:
     choice: Choice | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import LeadingCall
@@ -26,6 +27,8 @@ class SplitCall:
     shards: Shards
     specs: Mapping[str, P]
     """How query and the operands that have kv heads are sharded before."""
+    left_out: tuple[str, ...] = ()
+    """In a shard_map over some axes: others that would split the call outside of it."""
 
     @property
     def lost(self) -> dict[str, dict[str, str]]:
@@ -34,7 +37,7 @@ class SplitCall:
         An axis has the letter of the dim that it splits. Those along which query is gathered too
         are left out.
         """
-        unused = dict(self.shards.unused)
+        unused = {*dict(self.shards.unused), *self.left_out}
         found = {
             name: {
                 axis: letter
@@ -53,8 +56,14 @@ def warn_of_costs(split: SplitCall) -> None:
         _warn(reason.with_remedy, split.call.spec)
 
 
-def warn_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
-    """Warn that XLA alone splits a call, which is exported or lowered for devices elsewhere."""
+def warn_left_to_xla(spec: AttentionSpec, others: AbstractMesh | None, *, is_export: bool) -> None:
+    """Warn that XLA alone splits a call, which is exported or lowered for devices elsewhere.
+
+    Args:
+      spec: the call.
+      others: in a shard_map over some axes of the mesh: the others.
+      is_export: whether it is exported.
+    """
     how = (
         "is exported from a program sharded along Auto mesh axes: how to split the call cannot be "
         "put into the export."
@@ -62,9 +71,14 @@ def warn_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
         else "is lowered for more devices than this process has, along Auto mesh axes: how to "
         "split the call cannot be put into the program."
     )
+    alike = ""
+    if others is not None:
+        axes = ", ".join(map(repr, others.axis_names))
+        alike = f"; all {others.size} devices along {axes} compute the same"
     _warn(
-        f"attention {how} XLA splits it in its own way, and gathers the operands of GPU kernels; "
-        "with Explicit axes, or inside a shard_map, each device keeps its share",
+        f"attention {how} XLA splits it in its own way, and gathers the operands of GPU kernels"
+        f"{alike}. With Explicit axes, or inside a shard_map over all axes, each device keeps its "
+        "share",
         spec,
     )
 
@@ -83,6 +97,13 @@ def _unused(split: SplitCall) -> dict[str, object]:
         "batch": split.call.spec.batch,
         "received": in_units(received_bytes(split.shards, split.call, split.specs)),
     }
+
+
+def _left_out(split: SplitCall) -> dict[str, object]:
+    shards = split.shards
+    parts = shards.ways((*sum(shards.leading, ()), *shards.heads))
+    part = "all" if parts == 1 else f"1/{parts}"
+    return {"part": part, "ways": parts * shards.ways(split.left_out)}
 
 
 _ALONG = {
@@ -113,7 +134,7 @@ def _remedy_for_lost(split: SplitCall) -> str:
         few = f"along an axis of at most {own_heads} devices, kv heads are exchanged instead"
         return few if own_heads > 1 else ""
     arrays = " and ".join(lost)
-    remedies = []
+    remedies: list[str] = []
     if own_heads % shards.ways(tuple(axes)) == 0:
         remedies.append(f"shard {arrays} along kv heads")
     if spec.is_paged:
@@ -134,6 +155,14 @@ _RULES = (
         "neither its {heads} heads nor its batch of {batch} divide further. Each device gathers "
         "{received} of query, key and value, and those along that axis compute the same",
         facts=_unused,
+    ),
+    Rule[SplitCall](
+        "sharding/partly_manual",
+        lambda x: bool(x.left_out),
+        "in a shard_map over some mesh axes, devices along the others cannot sum gradients that "
+        "they share: each device computes {part} of the call, where 1/{ways} would be its share",
+        remedy="make the shard_map manual over all axes, or the others Explicit",
+        facts=_left_out,
     ),
     Rule[SplitCall](
         "sharding/keys",

@@ -7,7 +7,7 @@ holds all of these, and uses those that its query heads need.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,9 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions, is_mod_operand, with_dropout_start
 from attn_dispatch.call.spec import AttentionSpec
+
+Begin = Callable[[str], jax.Array | int]
+"""Returns the first index of one device's part along a batch dim (b0, b1, …) or query heads (n)."""
 
 LAYOUTS = {
     "query": "b t n h",
@@ -86,6 +89,11 @@ def _letters(call: LeadingCall, name: str) -> list[str]:
     else:
         _, *inner = LAYOUTS[name].split()
     return [*(f"b{i}" for i in range(len(call.dims))), *inner]
+
+
+def numbered_axes(call: LeadingCall) -> dict[str, int]:
+    """The axes along which a call may be split, by their letters, each with its size."""
+    return {f"b{i}": size for i, size in enumerate(call.dims)} | {"n": call.spec.num_heads}
 
 
 def key_operand(call: LeadingCall) -> str:
@@ -167,7 +175,17 @@ class Shards:
         """The mesh axes that split each axis of query."""
         return {f"b{i}": axes for i, axes in enumerate(self.leading)} | {"n": self.heads}
 
-    def own_kv_heads(self, spec: AttentionSpec) -> jax.Array | None:
+    def begin(self, call: LeadingCall) -> Begin:
+        """Where this device's part of the call begins, by its position along the mesh axes."""
+        sizes = numbered_axes(call)
+
+        def begin(letter: str) -> jax.Array | int:
+            axes = self._by_letter[letter]
+            return _index(axes) * (sizes[letter] // self.ways(axes))
+
+        return begin
+
+    def own_kv_heads(self, spec: AttentionSpec, begin: Begin) -> jax.Array | None:
         """Numbers of local kv heads, one for each equal run of this device's query heads.
 
         None if the device uses its local kv heads as they are, in order. `spec` is the spec of the
@@ -179,23 +197,25 @@ class Shards:
         group = spec.num_heads // spec.num_kv_heads
         own = spec.num_heads // self.ways(self.heads)
         run = math.gcd(own, group)
-        return (_index(self.groups) * own + jnp.arange(0, own, run)) // group
+        first = begin("n") % (spec.num_heads // self.ways(self.kv_heads))
+        return (first + jnp.arange(0, own, run)) // group
 
-    def own_dropout(self, call: LeadingCall, key: jax.Array) -> dict[str, jax.Array]:
+    def own_dropout(self, call: LeadingCall, begin: Begin, key: jax.Array) -> dict[str, jax.Array]:
         """dropout_key and dropout_start (operands.py) for this device's rows and heads.
 
         Args:
           call: the whole call.
+          begin: where this device's part begins.
           key: this device's part of the dropout key.
         """
-        start = self.start(call, "dropout_key")
+        start = self.start(call, begin, "dropout_key")
         leading = jnp.broadcast_shapes(start.shape[:-1], key.shape[:-1])
         return {
             "dropout_key": jnp.broadcast_to(key, (*leading, *key.shape[-1:])),
             "dropout_start": jnp.broadcast_to(start, (*leading, 2)),
         }
 
-    def start(self, call: LeadingCall, name: str) -> jax.Array:
+    def start(self, call: LeadingCall, begin: Begin, name: str) -> jax.Array:
         """The first row and head of this device's part, int32 [*leading dims, 2].
 
         Rows are counted over the whole call's dims along which the operand of this name is shared.
@@ -208,34 +228,37 @@ class Shards:
         further = max((i for i in shared if own[i] < call.dims[i]), default=0)
         row = jnp.zeros((1,) * number, jnp.int32)
         for i in shared:
-            first = _index(self.leading[i]) * own[i]
-            at = first + (jnp.arange(own[i]) if i < further else jnp.zeros(1, jnp.int32))
+            within = jnp.arange(own[i]) if i < further else jnp.zeros(1, jnp.int32)
+            at = begin(f"b{i}") + within
             at = at * math.prod(call.dims[i + 1 :])
             row = row + at.astype(jnp.int32).reshape(-1, *(1 for _ in range(i + 1, number)))
-        head = _index(self.heads) * (call.spec.num_heads // self.ways(self.heads))
         row = row[..., None]
-        return jnp.concatenate([row, jnp.full_like(row, head)], axis=-1)
+        return jnp.concatenate([row, jnp.full_like(row, begin("n"))], axis=-1)
 
 
 def own_operands(
-    shards: Shards, call: LeadingCall, operands: Sequence[jax.Array]
+    shards: Shards, call: LeadingCall, operands: Sequence[jax.Array], begin: Begin
 ) -> tuple[AttentionOptions, tuple[jax.Array, ...]]:
     """The call of one device: its options, and its operands from its part of the whole call's."""
     own, options = dict(zip(call.options.operands, operands, strict=True)), call.options
-    heads = shards.own_kv_heads(call.spec)
+    heads = shards.own_kv_heads(call.spec, begin)
     if heads is not None:
         for name in (x for x in OF_KV_HEADS if x in own):
             own[name] = jnp.take(own[name], heads, axis=-2, mode="clip")
     if "dropout_key" in own and (any(shards.leading) or shards.heads):
-        own |= shards.own_dropout(call, own["dropout_key"])
+        own |= shards.own_dropout(call, begin, own["dropout_key"])
         options = with_dropout_start(options)
     if "mods_start" in own:
-        own["mods_start"] = own["mods_start"] + shards.start(call, "mods_start")
+        own["mods_start"] = own["mods_start"] + shards.start(call, begin, "mods_start")
     return options, tuple(own[name] for name in options.operands)
 
 
 def shard_call(
-    bind: Bind, call: LeadingCall, shards: Shards, operands: Sequence[jax.Array]
+    bind: Bind,
+    call: LeadingCall,
+    shards: Shards,
+    operands: Sequence[jax.Array],
+    begin: Begin | None = None,
 ) -> tuple[jax.Array, ...]:
     """The results of the call on one device; gradients are summed over devices that share them.
 
@@ -244,12 +267,14 @@ def shard_call(
       call: the whole call.
       shards: how it is split.
       operands: this device's parts of the whole call's operands, split by `Shards.spec_of`.
+      begin: where this device's part begins; None means by its position along the mesh axes.
     """
-    options, own = own_operands(shards, call, operands)
+    begin = shards.begin(call) if begin is None else begin
+    options, own = own_operands(shards, call, operands, begin)
     results = LeadingCall.of(own, options).results_by(bind, own)
     if not options.wanted.gradients:
         return results
-    heads = shards.own_kv_heads(call.spec)
+    heads = shards.own_kv_heads(call.spec, begin)
     here = call.spec.num_kv_heads // shards.ways(shards.kv_heads)
     gradients: list[jax.Array] = []
     for name, x in zip(options.wanted.gradients, results, strict=True):

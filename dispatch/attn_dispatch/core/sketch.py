@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import jax
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import settings
@@ -22,6 +23,7 @@ from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.inlined_module import inline_calls
 from attn_dispatch.core.jax_compat import Context, MlirValues, ir, passmanager, sdy, stablehlo
+from attn_dispatch.core.partly_manual import group_shards
 from attn_dispatch.core.shards import Shards, key_operand, layouts
 
 _OPEN_CALL = "attn_dispatch_open_call"
@@ -29,6 +31,9 @@ _PASSES = "builtin.module(sdy-propagation-pipeline)"
 
 Rule = tuple[str, dict[str, object]]
 """A sharding rule, and its further arguments."""
+
+_Call = tuple[LeadingCall, AbstractMesh | None]
+"""A call and, in a shard_map over some axes, the others."""
 
 current: ContextVar[Sketch | None] = ContextVar("sketch", default=None)
 """The sketch that is lowered, if one is."""
@@ -38,16 +43,22 @@ class Sketch:
     """The calls of a program, and after `of_program` how each is split."""
 
     def __init__(self) -> None:
-        self._calls: list[LeadingCall] = []
-        self._found: dict[LeadingCall, dict[Shards, dict[str, P]]] = {}
+        self._calls: list[_Call] = []
+        self._found: dict[_Call, dict[Shards, dict[str, P]]] = {}
 
-    def find(self, call: LeadingCall) -> dict[Shards, dict[str, P]]:
+    def find(
+        self, call: LeadingCall, others: AbstractMesh | None = None
+    ) -> dict[Shards, dict[str, P]]:
         """Each way in which this call is split, and how its operands are sharded before, by name.
 
         The same call may stand at several places of the program. Empty if the sketch does not have
         it.
+
+        Args:
+          call: the call.
+          others: in a shard_map over some axes: the others.
         """
-        return self._found.get(call, {})
+        return self._found.get((call, others), {})
 
     def open_call(
         self,
@@ -55,6 +66,7 @@ class Sketch:
         operands: MlirValues,
         options: AttentionOptions,
         rule: Callable[..., Rule] | None,
+        others: AbstractMesh | None,
     ) -> MlirValues:
         """Lower a call as an operation without a meaning.
 
@@ -64,9 +76,10 @@ class Sketch:
           options: the options of the call.
           rule: returns the sharding rule that the call gets; None where the partitioner does not
             split it.
+          others: in a shard_map over some axes: the others, which may split the call.
         """
         call = LeadingCall.of(jax_compat.types_of(context), options)
-        self._calls.append(call)
+        self._calls.append((call, others))
         types = jax_compat.result_types(context)
         opened = stablehlo.CustomCallOp(
             types,
@@ -75,7 +88,7 @@ class Sketch:
             has_side_effect=True,  # so that a call whose results nothing uses stays
             backend_config=ir.StringAttr.get(str(len(self._calls) - 1)),
         )
-        mesh = jax_compat.mesh_of_program(context)
+        mesh = others or jax_compat.mesh_of_program(context)
         if mesh is not None and rule is not None:
             text, arguments = rule(call.spec, mesh, *layouts(call))
             opened.attributes["sdy.sharding_rule"] = jax_compat.sharding_rule(
@@ -97,12 +110,16 @@ class Sketch:
                 continue
             if _attribute(operation.attributes, "sdy.sharding_rule") is None:
                 continue
-            call = self._calls[int(operation.attributes["backend_config"].value)]
+            call, others = self._calls[int(operation.attributes["backend_config"].value)]
             specs = dict(zip(call.options.operands, map(_spec, operation.operands), strict=True))
             known = {name: spec for name, spec in specs.items() if spec is not None}
-            if len(known) == len(specs):
+            if len(known) != len(specs):
+                continue
+            if others is None:
                 shards = Shards.of(call, sizes, known["query"], known[key_operand(call)])
-                self._found.setdefault(call, {}).setdefault(shards, known)
+            else:
+                shards, known = group_shards(others, call, known)
+            self._found.setdefault((call, others), {}).setdefault(shards, known)
 
 
 def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
@@ -147,15 +164,25 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 
 def _spec(value: Any) -> P | None:
-    """How an operand is sharded; None along a part of an axis, which a spec cannot express."""
-    sharding = _sharding(value)
+    """How an operand is sharded; None along a part of an axis, which a spec cannot express.
+
+    Of an argument of a shard_map's body, without the axes of the shard_map.
+    """
+    sharding, manual = _sharding(value), _manual_axes(value)
     if sharding is None:
         return P()
     dims = map(sdy.DimensionShardingAttr, sdy.TensorShardingAttr(sharding).dimension_shardings)
     axes = [[sdy.AxisRefAttr(axis) for axis in dim.axes] for dim in dims]
     if any(axis.sub_axis_info is not None for dim in axes for axis in dim):
         return None
-    return P(*(tuple(axis.name for axis in dim) for dim in axes))
+    return P(*(tuple(axis.name for axis in dim if axis.name not in manual) for dim in axes))
+
+
+def _manual_axes(value: Any) -> list[str]:
+    """The axes of the shard_map whose argument, inside it, a value is."""
+    owner = value.owner.owner if isinstance(value.owner, ir.Block) else None
+    attribute = None if owner is None else _attribute(owner.attributes, "manual_axes")
+    return [] if attribute is None else list(sdy.ManualAxesAttr(attribute))
 
 
 def _sharding(value: Any) -> Any:
@@ -164,6 +191,9 @@ def _sharding(value: Any) -> Any:
         arguments = _attribute(owner.attributes, "arg_attrs")
         if arguments is not None:  # of a function
             return _attribute(arguments[number], "sdy.sharding")
+        given = _attribute(owner.attributes, "in_shardings")
+        if given is not None:  # of a shard_map
+            return sdy.TensorShardingPerValueAttr(given).shardings[number]
         return _of_result(owner, number)
     return _of_result(value.owner, value.result_number)
 

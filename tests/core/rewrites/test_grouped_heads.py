@@ -18,7 +18,7 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
 from tests.support.extent import EVERY_SIZE
-from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.kernel_stand_ins import chain_results, results_by_xla
 from tests.support.rewritten_calls import differ
 
 
@@ -34,7 +34,7 @@ def computed(case: Case) -> tuple[Any, Any, int]:
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
-    expected = by_xla(spec_of(options, operands), operands)
+    expected = results_by_xla(spec_of(options, operands), operands)
     given, spec, steps = operands, spec_of(options, operands), []
     if case.page:
         given = jax.jit(partial(in_pages, case))(operands)
@@ -45,7 +45,7 @@ def computed(case: Case) -> tuple[Any, Any, int]:
         steps.append((rewrite, spec))
         spec = inner
     chain = Chain(tuple(steps), spec, (), tuple(_side_call(x) for x in steps[:1] if case.t > 16))
-    found = dict(zip(("out", "lse"), chain.compute(given, kernel, by_xla), strict=True))
+    found = dict(zip(("out", "lse"), chain_results(chain, given), strict=True))
     return found, expected, spec.batch // case.b
 
 

@@ -23,8 +23,6 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import Chain, Terms, divided, rewritten
 from attn_dispatch.core.rewrites.in_parts import _Division, _InParts, in_parts_of, length_of
 from attn_dispatch.core.rewrites.rewrite import Rewrite
-from attn_dispatch.cudnn import arrays as cudnn_arrays
-from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
@@ -32,9 +30,8 @@ from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
-from tests.support.cudnn_in_numpy import run
 from tests.support.extent import number_of_draws
-from tests.support.kernel_stand_ins import by_xla, kernel_reasons, specs_of
+from tests.support.kernel_stand_ins import by_xla, kernel, kernel_reasons, specs_of
 from tests.support.small_cases import with_max_segments
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
@@ -72,25 +69,6 @@ def chain_of(spec: AttentionSpec, seed: int) -> Chain:
         choose_parts=lambda chains: parts([x.spec for x in chains]),
     )
     return rewritten(spec, terms)
-
-
-def kernel(spec: AttentionSpec, operands: NamedArrays) -> NamedArrays:
-    """The call computed by NumPy in a callback of a compiled program."""
-    call = variants_of(spec)[0]
-    if spec.is_backward:
-        given = cudnn_arrays.backward_operands(spec, call, operands)
-        shapes, results_of = cudnn_arrays.backward_shapes(call), cudnn_arrays.backward_results
-    else:
-        given = cudnn_arrays.forward_operands(spec, call, operands)
-        shapes, results_of = cudnn_arrays.forward_shapes(call), cudnn_arrays.forward_results
-    types = {name: jax.ShapeDtypeStruct(x.shape, jnp.float32) for name, x in shapes.items()}
-
-    def by_numpy(*given: Any) -> NamedArrays:
-        found = run(call, list(given))
-        return {name: found[name].reshape(x.shape) for name, x in types.items()}
-
-    done = jax.pure_callback(by_numpy, types, *given)
-    return dict(zip(spec.result_names, results_of(spec, call, operands, done), strict=True))
 
 
 def axes_of(chain: Chain) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
-from tests.support.kernel_stand_ins import by_xla, kernel, kernel_reasons, specs_of
+from tests.support.kernel_stand_ins import chain_results, kernel_reasons, specs_of
 from tests.support.small_cases import SMALL
 
 NamedArrays = dict[str, Any]
@@ -86,13 +85,11 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = ""
 
 
 def computed(chain: Chain, operands: Operands) -> tuple:
-    # NumPy needs concrete values inside lax.map, too.
-    with jax.disable_jit(CALL_FOR_EACH_KEY.name in chain.names):
-        given = to_jax(operands)
-        first = chain.steps[0][1] if chain.steps else chain.spec
-        if first.is_backward:
-            given = without_nan_lse(first, given)  # as core/primitive.py does
-        return chain.compute(given, kernel, by_xla)
+    given = to_jax(operands)
+    first = chain.steps[0][1] if chain.steps else chain.spec
+    if first.is_backward:
+        given = without_nan_lse(first, given)  # as core/primitive.py does
+    return chain_results(chain, given)
 
 
 def rewrites_of(case: Case, without: tuple[str, ...] = ()) -> set[str]:

@@ -23,7 +23,7 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
 from attn_dispatch_tools.verify.serving_draws import serving_examples
-from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.kernel_stand_ins import chain_results, results_by_xla
 
 SIZES = draws.Sizes(
     lengths=(1, 300), head_dims=(16,), value_dims=(8,), heads=((4, 2),), dtypes=("float16",)
@@ -46,7 +46,7 @@ def chain_and_operands(case: Case) -> tuple[Chain, Any, Any]:
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
-    expected = by_xla(spec_of(options, operands), operands)
+    expected = results_by_xla(spec_of(options, operands), operands)
     if case.page:
         options = paged_options(case, options)
         operands = jax.jit(partial(in_pages, case))(operands)
@@ -65,7 +65,7 @@ def failure(case: Case) -> str:
     if chain.reasons:
         return ""
     first = chain.steps[0][1] if chain.steps else chain.spec
-    results = chain.compute(operands, kernel, by_xla)
+    results = chain_results(chain, operands)
     for name, x in zip(first.result_names, results, strict=True):
         x, y = (np.asarray(z, np.float64) for z in (x, expected[name]))
         for is_special in (np.isnan, np.isneginf, np.isposinf):
