@@ -74,8 +74,8 @@ def test_padding_on_the_left_of_every_row_does_not_warn():
 
 @pytest.mark.parametrize(("ids", "largest"), [([0, 0, 1, 1], 2), ([0, 0, 0, 0], 1)])
 def test_segment_ids_from_0_warn_if_ids_plus_1_would_be_valid(ids: list[int], largest: int):
-    ids = np.array([ids, ids])
-    warning("every row begins with id 0", query_segment_ids=ids, max_segments=largest)
+    rows = np.array([ids, ids])
+    warning("every row begins with id 0", query_segment_ids=rows, max_segments=largest)
 
 
 @pytest.mark.parametrize("limit", [None, 3])

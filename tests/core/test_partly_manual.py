@@ -20,7 +20,7 @@ def report() -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def calls(found: Any) -> list[tuple[str, str]]:
+def calls(found: Any) -> list[tuple[str, ...]]:
     """The shapes of query and key in the calls of one device, backward first."""
     words = ("(query float32", "key float32")
     return [tuple(part.split("]")[0] + "]" for part in _after(x, words)) for x in found["calls"]]

@@ -182,18 +182,20 @@ def _manual_axes(value: Any) -> list[str]:
     """The axes of the shard_map whose argument, inside it, a value is."""
     owner = value.owner.owner if isinstance(value.owner, ir.Block) else None
     attribute = None if owner is None else _attribute(owner.attributes, "manual_axes")
-    return [] if attribute is None else list(sdy.ManualAxesAttr(attribute))
+    axes: Any = () if attribute is None else sdy.ManualAxesAttr(attribute)
+    return list(axes)
 
 
 def _sharding(value: Any) -> Any:
     if isinstance(value.owner, ir.Block):
         owner, number = value.owner.owner, value.arg_number
-        arguments = _attribute(owner.attributes, "arg_attrs")
+        arguments: Any = _attribute(owner.attributes, "arg_attrs")
         if arguments is not None:  # of a function
             return _attribute(arguments[number], "sdy.sharding")
         given = _attribute(owner.attributes, "in_shardings")
         if given is not None:  # of a shard_map
-            return sdy.TensorShardingPerValueAttr(given).shardings[number]
+            shardings: Any = sdy.TensorShardingPerValueAttr(given).shardings
+            return shardings[number]
         return _of_result(owner, number)
     return _of_result(value.owner, value.result_number)
 
