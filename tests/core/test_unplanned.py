@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
-from attn_dispatch import assert_kernels, dot_product_attention, explain, explain_program
+from attn_dispatch import (
+    assert_kernels,
+    dot_product_attention,
+    explain,
+    explain_program,
+    inspection,
+)
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.library import CudnnLibrary
 from attn_dispatch.devices.target import parse
@@ -118,11 +125,8 @@ def test_lowering_names_the_planner_and_the_command():
 
 def test_a_gpu_that_is_here_runs_xla(monkeypatch):
     """Then the program itself cannot use cuDNN, whatever a planner would say."""
-    from attn_dispatch.core.explanation import explain_call
-    from attn_dispatch.inspection import spec_of
-
-    here = parse("sm90")
-    here = type(here)(here.platform, here.arch, here.name, ordinal=0)
-    found = explain_call(spec_of(query=Q, key=Q, value=Q), here, has_lse_grad=False)
-    assert found.chosen_forward == "xla"
+    here = replace(parse("sm90"), properties=None, ordinal=0, is_present=True)
+    monkeypatch.setattr(inspection, "default_device", lambda: here)
+    found = explain(Q, Q, Q)
+    assert found.device == here and found.chosen_forward == "xla"
     assert found.forward[0].reasons[-1].rule == "cudnn/library"
