@@ -12,6 +12,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch import (
     assert_kernels,
+    cudnn,
     dot_product_attention,
     explain,
     explain_program,
@@ -19,7 +20,9 @@ from attn_dispatch import (
 )
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.library import CudnnLibrary
+from attn_dispatch.devices.implementation import planner_reason
 from attn_dispatch.devices.target import parse
+from attn_dispatch.reason import Reason
 from attn_dispatch_tools import cli
 from tests.support.backend import WITHOUT_PLANNER
 
@@ -58,9 +61,31 @@ def test_calls_with_options_that_rewrites_may_remove_are_unknown():
     mask = jax.ShapeDtypeStruct((128, 128), jnp.bool_)
     found = explain(wide, wide, wide, mask=mask, sinks=jnp.ones(8), target="h100")
     assert found.chosen_forward == "unknown"
-    dropout: dict[str, Any] = {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}
-    found = explain(Q, Q, Q, **dropout, target="h100")
+    by_row = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    found = explain(Q, Q, Q, alibi_slopes=by_row, target="h100")
     assert (found.chosen_forward, found.chosen_backward) == ("unknown", "unknown")
+
+
+DROPOUT: dict[str, Any] = {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}
+
+
+def test_a_call_with_dropout_is_unknown():
+    found = explain(Q, Q, Q, **DROPOUT, target="h100")
+    assert (found.chosen_forward, found.chosen_backward) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_rule_for_one_direction_leaves_the_other_unknown(monkeypatch, backward: bool):
+    """With dropout, each direction is asked about the other, too."""
+    missing, rule = planner_reason("cudnn", "no planner", ""), Reason("a rule", text="a rule")
+    monkeypatch.setattr(
+        cudnn,
+        "not_supported_reasons",
+        lambda spec, device: (missing, rule) if spec.is_backward is backward else (missing,),
+    )
+    found = explain(Q, Q, Q, **DROPOUT, target="h100")
+    refused, unknown = (found.forward, found.backward)[:: -1 if backward else 1]
+    assert refused[0].reasons == (rule,) and unknown[0].reasons == (missing,)
 
 
 def test_a_rule_of_this_package_is_known_without_the_planner():
