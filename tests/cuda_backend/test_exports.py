@@ -25,3 +25,12 @@ def test_the_modules_init_function_is_the_only_export():
     unique = [x for x, line in zip(symbols, listing.splitlines(), strict=True) if " u " in line]
     assert strong == ["PyInit__cuda"]
     assert not [name for name in unique if "locale" in name]
+
+
+@needs_cudnn
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, from binutils")
+def test_the_library_has_no_symbols_that_nothing_needs():
+    """They would be two fifths of its size."""
+    native = importlib.import_module("attn_dispatch._cuda")
+    done = subprocess.run(["nm", str(native.__file__)], capture_output=True, text=True, check=True)
+    assert done.stdout == "", "a Release build is stripped"
