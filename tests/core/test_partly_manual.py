@@ -85,3 +85,11 @@ def test_kernels_get_the_calls_that_the_list_has(report: Any):
     assert found["calls"] == found["listed"] and len(found["calls"]) == 2
     part = "one device's part, in a shard_map over 'cp' (2), split along "
     assert all(share.startswith(part) for share in found["shares"])
+
+
+def test_an_export_warns_that_devices_compute_the_same(report: Any):
+    """It cannot hold the Python code that splits a call."""
+    (message,) = report["kernels"]["warned of the export"]
+    assert "attention is exported from a program sharded along Auto mesh axes" in message
+    assert "all 4 devices along 'x', 'y' compute the same" in message
+    assert "inside a shard_map over all axes, each device keeps its share" in message

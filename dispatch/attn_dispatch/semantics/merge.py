@@ -25,8 +25,10 @@ def merged(
     is -inf, contributes nothing, even if its out is NaN.
 
     Args:
-      out_a, out_b: the outputs [..., V].
-      lse_a, lse_b: their lse [...].
+      out_a: the output [..., V] for the first set.
+      lse_a: its lse [...].
+      out_b: the output for the second set.
+      lse_b: its lse.
       *more: out and lse of each further set.
 
     Returns:
