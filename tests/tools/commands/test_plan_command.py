@@ -118,7 +118,7 @@ def test_the_plans_of_a_call_are_written(file, folder, capsys):
     assert str(folder) in message and message.count("cudnn: scratch memory ") == 4
     assert not re.search(r"\beng\d", message)
     main(["plan", "--target", "sm90", "--inference", "--verbose", str(file)])
-    assert re.search(r"cudnn: eng\d+\S*,\s+scratch memory ", capsys.readouterr().out)
+    assert re.search(r"cudnn: eng\d+\S*,\s+scratch\s+memory ", capsys.readouterr().out)
 
 
 @needs_cudnn
