@@ -4,7 +4,7 @@
 # make finetune  trains the model of the demo further on Python's manual
 # make check     lint, types and the quick tests: some three minutes, for every change
 # make test      the whole test suite; builds the CUDA library, which can plan without a GPU
-# make test-older      tests/integrations with older frameworks and the oldest JAX
+# make test-older      tests/integrations with two older versions of each framework and the oldest JAX
 # make soak      20,000 drawn calls and every named one on XLA, every plan, the program of every named call,
 #                all of docs/models.md, and 20,000 hostile inputs of each kind: takes a night
 # make sanitize  builds the C++ with ASan + UBSan and with TSan, and tests it; writes tests/results/sanitize.md
@@ -92,8 +92,10 @@ check: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/
 	$(MAKE) --jobs 2 lint quick-tests
 
 # Haiku 0.0.16 calls functions that JAX 0.10.2 deprecates.
-test-older: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-packages $(VENV)/older-frameworks
-	JAX_PLATFORMS=cpu PYTHONPATH=$(CURDIR)/$(VENV)/older-frameworks \
+test-older: test-frameworks-older test-frameworks-oldest
+
+test-frameworks-%: $(VENV)/frameworks-% $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-packages
+	JAX_PLATFORMS=cpu PYTHONPATH=$(CURDIR)/$< \
 	  $(BIN)/python -m pytest tests/integrations -W ignore::DeprecationWarning
 
 soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-aiter
@@ -232,7 +234,8 @@ $(VENV)/framework-packages: pyproject.toml | $(VENV)/jax
 	touch $@
 
 # Older versions, in a folder that PYTHONPATH puts before the environment's.
-$(VENV)/older-frameworks: tests/integrations/older.txt | $(BIN)/python
+.PRECIOUS: $(VENV)/frameworks-%
+$(VENV)/frameworks-%: tests/integrations/%.txt | $(BIN)/python
 	rm -rf $@ $@.tmp
 	$(PIP) --no-deps --target $@.tmp --requirement $<
 	mv $@.tmp $@

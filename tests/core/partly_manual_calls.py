@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import compiler
-from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxlib import xla_client
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain_program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -22,12 +23,9 @@ def report() -> Any:
 
 def calls(found: Any) -> list[tuple[str, ...]]:
     """The shapes of query and key in the calls of one device, backward first."""
-    words = ("(query float32", "key float32")
-    return [tuple(part.split("]")[0] + "]" for part in _after(x, words)) for x in found["calls"]]
-
-
-def _after(text: str, words: tuple[str, ...]) -> list[str]:
-    return [text.split(word)[1] for word in words]
+    pattern = re.compile(r"\(query float32(\[.*?\]), key float32(\[.*?\])")
+    shapes = (pattern.search(x) for x in found["calls"])
+    return [(x[1], x[2]) for x in shapes if x is not None]
 
 
 @pytest.mark.parametrize(

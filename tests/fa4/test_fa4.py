@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from attn_dispatch import explain, fa4, settings
@@ -18,9 +17,9 @@ from attn_dispatch.fa4.call import call_of
 from attn_dispatch.flash import clear_rows
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
-from attn_dispatch_tools.verify.reference import poison_padding, reference
+from attn_dispatch_tools.verify.reference import reference
 from tests.support import flash_in_numpy
-from tests.support.comparing import check, poisoned, to_jax
+from tests.support.comparing import check_both_directions, poisoned, to_jax
 from tests.support.flash_cases import NAMED
 from tests.support.small_cases import SMALL
 
@@ -57,21 +56,9 @@ NARROW_VALUES = (
 CASES = [*NAMED, *NARROW_VALUES, *filter(is_supported, SMALL)]
 
 
-def check_passes(case: Case) -> None:
-    operands = case.operands()
-    spec = spec_of(case.forward_options(), case.avals())
-    exact = reference(spec.options, operands)
-    results = fa4.forward(spec, SM90, to_jax(poison_padding(spec.options, operands)))
-    check(spec, results, exact)
-    operands |= case.cotangents() | {x: exact[x].astype(np.float32) for x in ("out", "lse")}
-    spec = spec.backward(case.backward_options())
-    results = fa4.backward(spec, SM90, to_jax(poisoned(spec, operands)))
-    check(spec, results, reference(spec.options, operands))
-
-
 @pytest.mark.parametrize("case", [*CASES, *filter(is_supported, DRAWN)], ids=str)
 def test_results_and_gradients_agree_with_the_reference(in_numpy, case: Case):
-    check_passes(case)
+    check_both_directions(fa4, SM90, case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -84,7 +71,7 @@ def test_package_with_its_reference_backend(monkeypatch, case: Case):
     pytest.importorskip("fa4_jax")
     monkeypatch.setattr(kernels, "BACKEND", "reference")
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
-    check_passes(case)
+    check_both_directions(fa4, SM90, case)
 
 
 @pytest.mark.parametrize(

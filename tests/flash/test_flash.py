@@ -20,17 +20,16 @@ from attn_dispatch import (
     settings,
 )
 from attn_dispatch import target as planning_for
-from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from attn_dispatch.flash import clear_rows, kernels, library, rules
 from attn_dispatch.flash.generations import FA2, FA3
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
-from attn_dispatch_tools.verify.reference import poison_padding, reference
+from attn_dispatch_tools.verify.reference import reference
 from tests.support import flash_in_numpy
 from tests.support.backend import needs_cudnn
-from tests.support.comparing import check, poisoned, to_jax
+from tests.support.comparing import check_both_directions, to_jax
 from tests.support.extent import number_of_draws
 from tests.support.flash_cases import NAMED
 from tests.support.lowered import calls_in, lowered_for_cuda
@@ -74,19 +73,7 @@ def test_named_cases_are_supported():
 
 @pytest.mark.parametrize("case", SUPPORTED, ids=str)
 def test_results_and_gradients_agree_with_the_reference(case: Case):
-    check_passes(case, SM90)
-
-
-def check_passes(case: Case, device: Device) -> None:
-    operands = case.operands()
-    spec = spec_of(case.forward_options(), case.avals())
-    exact = reference(spec.options, operands)
-    results = flash.forward(spec, device, to_jax(poison_padding(spec.options, operands)))
-    check(spec, results, exact)
-    operands |= case.cotangents() | {x: exact[x].astype(np.float32) for x in ("out", "lse")}
-    spec = spec.backward(case.backward_options())
-    results = flash.backward(spec, device, to_jax(poisoned(spec, operands)))
-    check(spec, results, reference(spec.options, operands))
+    check_both_directions(flash, SM90, case)
 
 
 @pytest.mark.parametrize("case", [x for x in SUPPORTED if is_supported_by_flash_2(x)], ids=str)
@@ -95,7 +82,7 @@ def test_flash_attention_2_agrees_with_the_reference(monkeypatch, case: Case):
     monkeypatch.undo()
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
     monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_fa2)
-    check_passes(case, SM80)
+    check_both_directions(flash, SM80, case)
 
 
 def test_nan_in_one_batch_row_does_not_reach_another():

@@ -21,7 +21,8 @@ from tests.support.present import present
 # With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices, `-k program` runs the programs on the CPU,
 # which checks this file without GPUs.
 ON_CPUS = bool(os.environ.get("ATTN_DISPATCH_SEVERAL_CPUS"))
-DEVICES = jax.devices("cpu")[:2] if ON_CPUS else cuda_devices()[:2]
+ALL_DEVICES = jax.devices("cpu") if ON_CPUS else cuda_devices()
+DEVICES = ALL_DEVICES[:2]
 
 pytestmark = pytest.mark.skipif(len(DEVICES) < 2, reason="needs two NVIDIA GPUs")
 
@@ -95,3 +96,39 @@ def test_program_agrees_with_one_gpu(name, split, kind, record):
     if not program.further_arrays and not program.options and not ON_CPUS:
         assert cudnn.FORWARD_TARGET in text
     record(name=name, split=split, axes=kind, worst=worst, devices=2)
+
+
+@pytest.mark.skipif(len(ALL_DEVICES) < 4, reason="needs four NVIDIA GPUs")
+def test_program_in_a_shard_map_over_one_axis_agrees_with_one_gpu(record):
+    """Rows are split by the shard_map over "cp"; the partitioner splits heads along "model"."""
+    mesh = jax.make_mesh(
+        (2, 2), ("cp", "model"), axis_types=(AxisType.Auto,) * 2, devices=ALL_DEVICES[:4]
+    )
+
+    def attend(q, k, v):
+        return attn_dispatch.dot_product_attention(q, k, v, is_causal=True)
+
+    def halves(*operands):
+        parts = zip(*(jnp.split(x, 2, axis=1) for x in operands), strict=True)
+        return jnp.concatenate([attend(*part) for part in parts], axis=1)
+
+    def both(function):
+        def run(q, k, v, out_grad):
+            out, pull = jax.vjp(function, q, k, v)
+            return out, *pull(out_grad)
+
+        return jax.jit(run)
+
+    rows = P(None, "cp")
+    manual = jax.shard_map(
+        attend, mesh=mesh, in_specs=(rows,) * 3, out_specs=rows, axis_names={"cp"}
+    )
+    operands = arrays(0, b=4)
+    placed = [jax.device_put(x, NamedSharding(mesh, P(None, "cp", "model"))) for x in operands]
+    compiled = both(manual).lower(*placed).compile()
+    if not ON_CPUS:
+        text = present(compiled.as_text())
+        assert cudnn.FORWARD_TARGET in text and "all-gather" not in text
+    for _ in range(10):
+        assert_close(compiled(*placed), both(halves)(*operands))
+    record(devices=4)

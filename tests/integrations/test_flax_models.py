@@ -199,6 +199,18 @@ def test_a_replaced_linen_model_can_be_part_of_another():
     np.testing.assert_allclose(ours.apply(params, X), Outer(Block()).apply(params, X), atol=2e-6)
 
 
+def test_only_rows_of_queries_that_a_mask_hides_differ():
+    is_real = np.arange(T) < np.array([[3], [T]])
+    layer = linen.MultiHeadDotProductAttention(N)
+    params, ours = layer.init(jax.random.key(0), X), replace_attention(layer)
+    mask = linen.make_attention_mask(is_real, is_real)
+    theirs, out = (np.asarray(x.apply(params, X, mask=mask)) for x in (layer, ours))
+    np.testing.assert_allclose(out[is_real], theirs[is_real], atol=2e-6)
+    hidden = np.asarray(params["params"]["out"]["bias"])
+    np.testing.assert_array_equal(out[~is_real], np.broadcast_to(hidden, (2, D)))
+    assert abs(theirs[~is_real] - hidden).max() > 0.01
+
+
 def test_a_linen_model_without_flaxs_attention_warns():
     class Einsum(linen.Module):
         @linen.compact

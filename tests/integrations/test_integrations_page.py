@@ -27,8 +27,9 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_page_names_the_oldest_versions_that_are_tested():
-    pins = (Path(__file__).with_name("older.txt")).read_text()
+@pytest.mark.parametrize("file", ["older.txt", "oldest.txt"])
+def test_the_page_names_the_older_versions_that_are_tested(file: str):
+    pins = Path(__file__).with_name(file).read_text()
     names = {"flax": "Flax", "equinox": "Equinox", "dm-haiku": "Haiku", "keras": "Keras",
              "penzai": "Penzai", "optax": "optax", "jax": "JAX"}  # fmt: skip
     words = " ".join(PAGE.split())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch_tools.verify.reference import Operands, poison_padding
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
 
 
 def to_jax(arrays: Operands) -> dict[str, Any]:
@@ -22,6 +27,23 @@ def check(spec: AttentionSpec, results: tuple[Any, ...], expected: Operands) -> 
             x = expected[name]
             close = 1e-4 * np.abs(x[np.isfinite(x)]).max(initial=1)
             np.testing.assert_allclose(got, x, rtol=1e-4, atol=close, err_msg=name)
+
+
+def check_both_directions(implementation: Implementation, device: Device, case: Case) -> None:
+    """Compare a call's results and gradients by an implementation with the reference.
+
+    Each direction is one compiled program.
+    """
+    operands = case.operands()
+    spec = spec_of(case.forward_options(), case.avals())
+    exact = reference(spec.options, operands)
+    forward = jax.jit(partial(implementation.forward, spec, device))
+    check(spec, forward(to_jax(poison_padding(spec.options, operands))), exact)
+    operands |= case.cotangents() | {x: exact[x].astype(np.float32) for x in ("out", "lse")}
+    spec = spec.backward(case.backward_options())
+    backward = jax.jit(partial(implementation.backward, spec, device))
+    results = backward(to_jax(poisoned(spec, operands)))
+    check(spec, results, reference(spec.options, operands))
 
 
 def poisoned(spec: AttentionSpec, operands: Operands) -> Operands:

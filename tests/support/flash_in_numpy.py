@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,6 +23,13 @@ ArrayTuple = tuple[Any, ...]
 
 
 def forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float) -> ArrayTuple:
+    """out and lse, computed in a callback, so that the operations around it can be compiled."""
+    out = jax.ShapeDtypeStruct((*qkv[0].shape[:-1], call.head_dim_v), qkv[0].dtype)
+    lse = jax.ShapeDtypeStruct(_lse_shape(call), jnp.float32)
+    return jax.pure_callback(partial(_forward, call, scale=scale), (out, lse), qkv, offsets)
+
+
+def _forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float) -> ArrayTuple:
     q, k, v = (np.asarray(x, np.float64) for x in qkv)
     _check_head_dims(call, (q, k), (v,))
     out = np.full((*q.shape[:-1], call.head_dim_v), np.nan)
@@ -31,10 +40,19 @@ def forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float)
         written = slice(0, call.longest_q) if call.is_packed else slice(None)
         out[rows][written] = (o + _rest_of_tile(call, (v,), keys))[written]
         lse[into][:, written] = row_lse[:, written]
-    return jnp.asarray(out, qkv[0].dtype), jnp.asarray(lse, jnp.float32)
+    return out.astype(qkv[0].dtype), lse.astype(np.float32)
 
 
 def backward(
+    call: FlashCall, operands: ArrayTuple, offsets: ArrayTuple, scale: float
+) -> ArrayTuple:
+    """The gradients of query, key and value, in a callback."""
+    dtype = operands[1].dtype
+    types = tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x in operands[1:4])
+    return jax.pure_callback(partial(_backward, call, scale=scale), types, operands, offsets)
+
+
+def _backward(
     call: FlashCall, operands: ArrayTuple, offsets: ArrayTuple, scale: float
 ) -> ArrayTuple:
     out_grad, q, k, v, out, lse = (np.asarray(x, np.float64) for x in operands)
@@ -56,7 +74,7 @@ def backward(
         for array, place, part, written in zip(found, places, parts, in_time, strict=True):
             written = written if call.is_packed else slice(None)
             array[place][written] = (part + wrong)[written]
-    return tuple(jnp.asarray(x, operands[1].dtype) for x in found)
+    return tuple(x.astype(operands[1].dtype) for x in found)
 
 
 def _check_head_dims(call: FlashCall, keys: ArrayTuple, values: ArrayTuple) -> None:
@@ -137,35 +155,40 @@ def _grouped(call: FlashCall, x: np.ndarray) -> np.ndarray:
 
 def run_fa2(call: FlashCall, results: Any, operands: ArrayTuple, scale: float) -> ArrayTuple:
     """A custom call of FlashAttention-2, with lse by sequence and dk, dv for each query head."""
+    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results)
+    return jax.pure_callback(partial(_run_fa2, call, types, scale=scale), types, operands)
+
+
+def _run_fa2(call: FlashCall, results: Any, operands: ArrayTuple, scale: float) -> ArrayTuple:
     count = 6 if call.backward else 3
     arrays, offsets = list(operands[:count]), operands[count:]
     if not call.backward:
-        out, lse = forward(call, tuple(arrays), offsets, scale)
+        out, lse = _forward(call, tuple(arrays), offsets, scale)
         found = (out, _by_sequence(call, lse, offsets) if call.is_packed else lse)
     else:
         if call.is_packed:
             arrays[5] = _by_row(call, arrays[5], offsets)
         group = call.num_heads // call.num_kv_heads
-        arrays[2], arrays[3] = (jnp.repeat(x, group, axis=-2) for x in arrays[2:4])
+        arrays[2], arrays[3] = (np.repeat(x, group, axis=-2) for x in arrays[2:4])
         wide = replace(call, num_kv_heads=call.num_heads)
-        found = backward(wide, tuple(arrays), offsets, scale)
-    scratch = [jnp.full(x.shape, jnp.nan, x.dtype) for x in results[len(found) :]]
+        found = _backward(wide, tuple(arrays), offsets, scale)
+    scratch = [np.full(x.shape, np.nan, x.dtype) for x in results[len(found) :]]
     for x, y in zip(found, results, strict=False):
         assert x.shape == y.shape
     return (*found, *scratch)
 
 
-def _by_sequence(call: FlashCall, lse: Any, offsets: ArrayTuple) -> Any:
+def _by_sequence(call: FlashCall, lse: Any, offsets: ArrayTuple) -> np.ndarray:
     """lse [N, rows] as [sequences, N, longest], NaN past the end of a sequence."""
     starts = np.asarray(offsets[0])
     found = np.full((len(starts) - 1, call.num_heads, call.longest_q), np.nan, np.float32)
     for i, (start, end) in enumerate(pairwise(starts)):
         found[i, :, : end - start] = lse[:, start:end]
-    return jnp.asarray(found)
+    return found
 
 
-def _by_row(call: FlashCall, lse: Any, offsets: ArrayTuple) -> Any:
+def _by_row(call: FlashCall, lse: Any, offsets: ArrayTuple) -> np.ndarray:
     found = np.full((call.num_heads, call.rows_q), np.nan, np.float32)
     for i, (start, end) in enumerate(pairwise(np.asarray(offsets[0]))):
         found[:, start:end] = lse[i, :, : end - start]
-    return jnp.asarray(found)
+    return found

@@ -74,10 +74,10 @@ def _partitioner(
         }
         mesh, specs = mesh_and_specs(mesh, given, in_parts=is_in_group)
         shards = Shards.of(call, mesh.shape, specs["query"], specs[key_operand(call)])
-        if not is_in_group:
-            return mesh, shards, ()
-        shards, summed = without_sums(shards, call)
-        return mesh, shards, summed
+        left_out: tuple[str, ...] = ()
+        if is_in_group:
+            shards, left_out = without_sums(shards, call)
+        return mesh, shards, left_out
 
     def shardings(axes: tuple[str, ...], mesh: Mesh, shards: Shards) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)

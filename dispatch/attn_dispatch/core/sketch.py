@@ -182,8 +182,8 @@ def _manual_axes(value: Any) -> list[str]:
     """The axes of the shard_map whose argument, inside it, a value is."""
     owner = value.owner.owner if isinstance(value.owner, ir.Block) else None
     attribute = None if owner is None else _attribute(owner.attributes, "manual_axes")
-    axes: Any = () if attribute is None else sdy.ManualAxesAttr(attribute)
-    return list(axes)
+    axes: Any = [] if attribute is None else sdy.ManualAxesAttr(attribute)
+    return [str(axes[i]) for i in range(len(axes))]
 
 
 def _sharding(value: Any) -> Any:
@@ -193,9 +193,7 @@ def _sharding(value: Any) -> Any:
         if arguments is not None:  # of a function
             return _attribute(arguments[number], "sdy.sharding")
         given = _attribute(owner.attributes, "in_shardings")
-        if given is not None:  # of a shard_map
-            return sdy.TensorShardingPerValueAttr(given).shardings[number]
-        return _of_result(owner, number)
+        return _of_result(owner, number) if given is None else _nth(given, number)
     return _of_result(value.owner, value.result_number)
 
 
@@ -207,8 +205,12 @@ def _of_result(operation: Any, number: int) -> Any:
             return found
     for name in ("sdy.sharding", "out_shardings"):  # the second is of a shard_map
         if (found := _attribute(attributes, name)) is not None:
-            return sdy.TensorShardingPerValueAttr(found).shardings[number]
+            return _nth(found, number)
     return None
+
+
+def _nth(shardings: Any, number: int) -> Any:
+    return sdy.TensorShardingPerValueAttr(shardings).shardings[number]
 
 
 def _attribute(attributes: Any, name: str) -> Any:
