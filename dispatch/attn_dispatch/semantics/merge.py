@@ -25,8 +25,10 @@ def merged(
     is -inf, contributes nothing, even if its out is NaN.
 
     Args:
-      out_a, out_b: the outputs [..., V].
-      lse_a, lse_b: their lse [...].
+      out_a: one output [..., V].
+      lse_a: its lse [...].
+      out_b: the other output, of the shape of out_a.
+      lse_b: its lse.
       *more: out and lse of each further set.
 
     Returns:
