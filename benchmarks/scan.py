@@ -14,6 +14,7 @@ import re
 import statistics
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ def loss(
         x, _ = jax.lax.scan(step, x, weights)
     else:
         for i in range(LAYERS):
-            x, _ = step(x, jax.tree.map(lambda w: w[i], weights))
+            x, _ = step(x, jax.tree.map(itemgetter(i), weights))
     return (x.astype(jnp.float32) ** 2).mean()
 
 
