@@ -119,7 +119,7 @@ def _one_direction(
         return reasons, Chain((), spec, reasons)
     current = settings.current()
     terms = _terms(implementation, spec, against)
-    if is_unknown(reasons):
+    if reasons and is_unknown(reasons):
         found = certain_reasons(spec, reasons, terms if current.rewrites else None)
         return found, Chain((), spec, found)
 
