@@ -6,7 +6,7 @@ the rows after a packed sequence reaches the results of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -26,7 +26,19 @@ def forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float)
     """out and lse, computed in a callback, so that the operations around it can be compiled."""
     out = jax.ShapeDtypeStruct((*qkv[0].shape[:-1], call.head_dim_v), qkv[0].dtype)
     lse = jax.ShapeDtypeStruct(_lse_shape(call), jnp.float32)
-    return jax.pure_callback(partial(_forward, call, scale=scale), (out, lse), qkv, offsets)
+    return _in_callback(partial(_forward, call, scale=scale), (out, lse), qkv, offsets)
+
+
+def _in_callback(function: Callable[..., ArrayTuple], types: ArrayTuple, *groups: Any) -> Any:
+    """Run a function of groups of NumPy arrays in a callback.
+
+    An operation of JAX in a callback would wait forever for XLA's only thread on one core.
+    """
+
+    def run(*groups: ArrayTuple) -> ArrayTuple:
+        return function(*(tuple(map(np.asarray, group)) for group in groups))
+
+    return jax.pure_callback(run, types, *groups)
 
 
 def _forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float) -> ArrayTuple:
@@ -49,7 +61,7 @@ def backward(
     """The gradients of query, key and value, in a callback."""
     dtype = operands[1].dtype
     types = tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x in operands[1:4])
-    return jax.pure_callback(partial(_backward, call, scale=scale), types, operands, offsets)
+    return _in_callback(partial(_backward, call, scale=scale), types, operands, offsets)
 
 
 def _backward(
@@ -156,7 +168,7 @@ def _grouped(call: FlashCall, x: np.ndarray) -> np.ndarray:
 def run_fa2(call: FlashCall, results: Any, operands: ArrayTuple, scale: float) -> ArrayTuple:
     """A custom call of FlashAttention-2, with lse by sequence and dk, dv for each query head."""
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results)
-    return jax.pure_callback(partial(_run_fa2, call, types, scale=scale), types, operands)
+    return _in_callback(partial(_run_fa2, call, types, scale=scale), types, operands)
 
 
 def _run_fa2(call: FlashCall, results: Any, operands: ArrayTuple, scale: float) -> ArrayTuple:
