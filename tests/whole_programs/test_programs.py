@@ -164,14 +164,18 @@ def test_assert_kernels_raises_if_a_call_has_no_kernel():
     with pytest.raises(AssertionError, match="needs float16 or bfloat16, got float32") as raised:
         assert_kernels(lambda q: attend(q) + in_float32(q), Q, target="h100")
     assert str(raised.value).count("line  ") == 1  # only the call that falls back
+    number = "<lambda>: 2 attention calls of attn_dispatch, 1 of them without a kernel"
+    assert number in str(raised.value)
     with pytest.raises(AssertionError, match="<lambda>: no attention call of attn_dispatch"):
         assert_kernels(lambda q: q, Q, target="h100")
 
     def both(q: Any) -> jax.Array:
         return attend(q) + jax.nn.dot_product_attention(q, q, q)
 
-    with pytest.raises(AssertionError, match=r"jax\.nn\.dot_product_attention\s+on XLA"):
+    with pytest.raises(AssertionError, match=r"jax\.nn\.dot_product_attention\s+on XLA") as raised:
         assert_kernels(both, Q, target="h100")
+    number = "both: 1 attention call of attn_dispatch, 0 of them without a kernel"
+    assert number in str(raised.value)
     assert len(assert_kernels(both, Q, target="h100", allow_others=True).others) == 1
 
     # A kernel that may leave the call to XLA when it runs would not do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attn_dispatch.core import select
 from attn_dispatch.core.device_share import DeviceShare
@@ -89,8 +89,11 @@ class ProgramExplanation:
 
     def without_kernel(self, width: int = _WIDTH) -> str:
         """The part of the list that a vendor's kernel does not run; "" if there is none."""
-        rest = replace(self, calls=self.fallbacks)
-        return rest.text(width, codes=False) if rest.calls or rest.others or not self.calls else ""
+        calls = self.fallbacks
+        if self.calls and not calls and not self.others:
+            return ""
+        number = f", {len(calls)} of them without a kernel" if len(calls) < len(self.calls) else ""
+        return self._text(self._number_of_calls + number, calls, width, codes=False)
 
     def __str__(self) -> str:
         return self.text()
@@ -100,14 +103,22 @@ class ProgramExplanation:
 
         With `codes`, it names cuDNN's engines, such as eng9_k24=1.
         """
+        return self._text(self._number_of_calls, self.calls, width, codes=codes)
+
+    @property
+    def _number_of_calls(self) -> str:
         number = counted(len(self.calls), "attention call") if self.calls else "no attention call"
+        return f"{number} of attn_dispatch"
+
+    def _text(self, number: str, calls: Sequence[ProgramCall], width: int, *, codes: bool) -> str:
+        """The list of these calls, and of all attention that does not go through attn_dispatch."""
         lines = [
-            *wrapped("program   ", f"{self.name}: {number} of attn_dispatch", width),
+            *wrapped("program   ", f"{self.name}: {number}", width),
             *wrapped("device    ", f"{self.device.platform}: {self.device}", width),
         ]
-        missing = (x.explanation.missing_planner for x in self.calls)
+        missing = (x.explanation.missing_planner for x in calls)
         lines += planner_lines(next((x for x in missing if x is not None), None), width)
-        for call in self.calls:
+        for call in calls:
             lines += ["", *call.lines(width, codes=codes)]
         if self.others:
             number = counted(len(self.others), "attention")
