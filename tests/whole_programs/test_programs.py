@@ -153,6 +153,12 @@ def test_wrong_targets_are_errors():
         assert_kernels(attend, Q, target="cpu")
 
 
+@pytest.mark.parametrize("explain", [explain_program, assert_kernels])
+def test_what_is_no_function_is_an_error(explain: Any):
+    with pytest.raises(ValueError, match="explain_program: expected a function, got 3"):
+        explain(3, Q, target="h100")
+
+
 def in_float32(q: Any) -> jax.Array:
     return attend(q.astype(jnp.float32))
 

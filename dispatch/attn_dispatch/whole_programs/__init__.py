@@ -52,8 +52,11 @@ def explain_program(
       that is no call of attn_dispatch.
 
     Raises:
-      ValueError: the target is unknown, or it is None and several are in force.
+      ValueError: the function is none, the target is unknown, or it is None and several are in
+        force.
     """
+    if not callable(function):
+        raise ValueError(f"explain_program: expected a function, got {function!r}")
     if target is not None:
         with target_block(target):
             return explain_program(function, *args, mesh=mesh)
