@@ -52,13 +52,35 @@ def test_a_training_step_with_a_scan_under_remat():
     assert size > 0 and f"scratch memory {in_units(size)}" in text
 
 
+def test_nested_checkpoints_name_only_what_runs_again():
+    """Each layer runs once in the forward pass, and again under the outer and the inner one."""
+    inner = in_a_scan(jax.checkpoint(attend), 3)
+    outer = in_a_scan(jax.checkpoint(inner), 4)
+    grad = jax.grad(lambda x: outer(x).astype(jnp.float32).sum())
+    (call,) = explain_program(grad, Q, target="cpu").calls
+    assert str(call.forward_runs) == "36 (24 of them again under jax.checkpoint)"
+    assert str(call.backward_runs) == "12"
+
+
 def while_loop(x: Any) -> Any:
     return jax.lax.while_loop(lambda c: c[0] < c[2], lambda c: (c[0] + 1, attend(c[1]), c[2]),
                               (0, x, jnp.argmax(x)))[1]  # fmt: skip
 
 
-def in_a_scan(body: Any) -> Any:
-    return lambda x: jax.lax.scan(lambda x, _: (body(x), None), x, length=5)[0]
+def choose(*branches: Any) -> Any:
+    return lambda x: jax.lax.switch(x[0, 0, 0, 0].astype(int), branches, x)
+
+
+def nothing(x: Any) -> Any:
+    return x
+
+
+def twice(x: Any) -> Any:
+    return attend(attend(x))
+
+
+def in_a_scan(body: Any, length: int = 5) -> Any:
+    return lambda x: jax.lax.scan(lambda x, _: (body(x), None), x, length=length)[0]
 
 
 @jax.custom_vjp
@@ -87,6 +109,14 @@ with_jvp.defjvp(lambda primals, tangents: (attend(*primals), tangents[0]))
         (in_a_scan(while_loop), "unknown, in a while loop", "0"),
         (in_a_scan(lambda x: jax.lax.cond(x[0, 0, 0, 0] > 0, attend, lambda x: x, x)),
          "at most 5, in a branch", "0"),
+        (in_a_scan(choose(attend, lambda x: attend(x + 1))), "5", "0"),
+        (in_a_scan(choose(attend, twice)), "at most 10, in a branch", "0"),
+        (in_a_scan(choose(attend, nothing, twice)), "at most 10, in a branch", "0"),
+        (lambda x: choose(attend, nothing)(choose(nothing, twice)(attend(x))),
+         "at most 4, in a branch", "0"),
+        (choose(attend, choose(nothing, attend)), "at most 1, in a branch", "0"),
+        (choose(twice, choose(attend, nothing)), "at most 2, in a branch", "0"),
+        (choose(attend, while_loop), "unknown, in a while loop", "0"),
         (custom, "1", "0"),
         (with_jvp, "1", "0"),
         (lambda x: jax.grad(lambda x: custom(x).astype(jnp.float32).sum())(x), "1", "1"),

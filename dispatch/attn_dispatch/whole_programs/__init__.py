@@ -18,8 +18,9 @@ from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
 from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
 from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair
+from attn_dispatch.whole_programs.runs import Runs
 from attn_dispatch.whole_programs.tracing import is_for_several_devices, traced
-from attn_dispatch.whole_programs.walk import Runs, walk
+from attn_dispatch.whole_programs.walk import walk
 
 
 def explain_program(

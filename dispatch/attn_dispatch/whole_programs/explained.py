@@ -13,7 +13,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.text import counted, wrapped
 from attn_dispatch.whole_programs.other_attention import OtherAttention
 from attn_dispatch.whole_programs.places import Place
-from attn_dispatch.whole_programs.walk import Runs
+from attn_dispatch.whole_programs.runs import Runs
 
 _WIDTH = 100
 

@@ -17,7 +17,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from attn_dispatch.core.jax_compat import frames_of
 from attn_dispatch.typed_jax import type_of
 from attn_dispatch.whole_programs.places import Place, is_of_our_call, place_of
-from attn_dispatch.whole_programs.walk import Runs
+from attn_dispatch.whole_programs.runs import Runs, total
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,10 @@ class OtherCalls:
             for x in self._products
             if x.is_attention and not is_of_our_call(x.equation)
         ]
-        merged: dict[OtherAttention, Runs] = {}
+        merged: dict[OtherAttention, list[Runs]] = {}
         for x in (*products, *self._kernels):
-            key = replace(x, runs=Runs(0))
-            merged[key] = merged[key] + x.runs if key in merged else x.runs
-        return tuple(replace(x, runs=runs) for x, runs in merged.items())
+            merged.setdefault(replace(x, runs=Runs(0)), []).append(x.runs)
+        return tuple(replace(x, runs=total(runs)) for x, runs in merged.items())
 
     def _product(self, equation: JaxprEqn, given: Sequence[Fact | None], runs: Runs) -> Fact | None:
         contracting, batch = cast(
