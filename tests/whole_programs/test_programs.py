@@ -134,6 +134,11 @@ def test_how_often_a_call_runs(function: Any, forward: str, backward: str):
     assert found.others == ()
 
 
+def test_a_call_in_a_scan_without_steps_runs_no_times():
+    found = explain_program(in_a_scan(attend, 0), Q, target="cpu")
+    assert "runs      forward 0\n" in str(found)
+
+
 def test_programs_are_traced_and_never_run():
     ran: list[Any] = []
 

@@ -51,13 +51,14 @@ class ProgramCall:
 
     def lines(self, width: int, *, codes: bool) -> list[str]:
         """The lines about this call in the list."""
+        directions = (
+            (self.explanation.call.wanted.derivative or "forward", self.forward_runs),
+            ("backward", self.backward_runs),
+        )
         runs = [
             f"{direction} {times}"
-            for direction, times in (
-                (self.explanation.call.wanted.derivative or "forward", self.forward_runs),
-                ("backward", self.backward_runs),
-            )
-            if times != Runs(0)
+            for (direction, times), (_, verdicts) in zip(directions, self._directions, strict=True)
+            if verdicts or times != Runs(0)  # a scan may have no steps
         ]
         lines = wrapped("line      ", _text_of(self.place), width)
         lines += wrapped("call      ", str(self.explanation.call), width)
