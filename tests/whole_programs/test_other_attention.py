@@ -57,10 +57,37 @@ def in_blocks(q: Any, k: Any, v: Any) -> jax.Array:
     return out / total
 
 
+def with_a_sink(q: Any, k: Any, v: Any) -> jax.Array:
+    """A score of each head takes part in the softmax, and its weight is cut off."""
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k)
+    sinks = jnp.broadcast_to(jnp.ones((4, 1, 1)), (*scores.shape[:-1], 1))
+    weights = jax.nn.softmax(jnp.concatenate([scores, sinks], -1))[..., :-1]
+    return jnp.einsum("bnts,bsnh->btnh", weights, v)
+
+
+def of_some_keys(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k))
+    return jnp.einsum("bnts,bsnh->btnh", weights[..., :10], v[:, :10])
+
+
+def of_split_keys(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k))
+    first, last = jnp.split(weights, 2, -1)
+    return jnp.einsum("bnts,bsnh->btnh", first - last, v[:, :8])
+
+
+def without_the_first_key(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k))
+    return jnp.einsum("bnts,bsnh->btnh", weights.at[..., 0].set(0), v)
+
+
 @pytest.mark.parametrize("is_training", [False, True], ids=["forward", "gradients"])
 @pytest.mark.parametrize(
     ("attention", "runs"),
-    [(by_einsum, 1), (with_a_gate, 1), (by_log_sum_exp, 1), (of_one_head, 1), (in_blocks, 4)],
+    [
+        *((by_einsum, 1), (with_a_gate, 1), (by_log_sum_exp, 1), (of_one_head, 1), (in_blocks, 4)),
+        *((with_a_sink, 1), (of_some_keys, 1), (of_split_keys, 1), (without_the_first_key, 1)),
+    ],
 )
 def test_attention_by_matrix_products_is_found(attention: Any, runs: int, is_training: bool):
     program = attention
@@ -119,7 +146,16 @@ def cross_entropy(x: Any, embedding: Any, _: Any) -> jax.Array:
     return -jax.nn.log_softmax(jax.nn.gelu(x @ embedding) @ embedding.T)[:, 0]
 
 
-@pytest.mark.parametrize("function", [mixture_of_experts, without_a_sum, cross_entropy])
+def of_chosen_experts(x: Any, router: Any, experts: Any) -> jax.Array:
+    """Weights of which some are cut off and chosen, as in a mixture of experts."""
+    weights = jax.nn.softmax(x @ router)[:, :3]
+    chosen = jnp.take_along_axis(weights, jnp.argmax(weights, -1, keepdims=True), -1)
+    return chosen * jnp.einsum("te,ted->td", weights, jnp.einsum("td,edf->tef", x, experts[:3]))
+
+
+@pytest.mark.parametrize(
+    "function", [mixture_of_experts, of_chosen_experts, without_a_sum, cross_entropy]
+)
 def test_other_softmaxes_are_no_attention(function: Any):
     x = struct(8, 16, dtype="float32")
     args = (x, struct(16, 4, dtype="float32"), struct(4, 16, 16, dtype="float32"))

@@ -52,13 +52,35 @@ def test_a_training_step_with_a_scan_under_remat():
     assert size > 0 and f"scratch memory {in_units(size)}" in text
 
 
+def test_nested_checkpoints_name_only_what_runs_again():
+    """Each layer runs once in the forward pass, and again under the outer and the inner one."""
+    inner = in_a_scan(jax.checkpoint(attend), 3)
+    outer = in_a_scan(jax.checkpoint(inner), 4)
+    grad = jax.grad(lambda x: outer(x).astype(jnp.float32).sum())
+    (call,) = explain_program(grad, Q, target="cpu").calls
+    assert str(call.forward_runs) == "36 (24 of them again under jax.checkpoint)"
+    assert str(call.backward_runs) == "12"
+
+
 def while_loop(x: Any) -> Any:
     return jax.lax.while_loop(lambda c: c[0] < c[2], lambda c: (c[0] + 1, attend(c[1]), c[2]),
                               (0, x, jnp.argmax(x)))[1]  # fmt: skip
 
 
-def in_a_scan(body: Any) -> Any:
-    return lambda x: jax.lax.scan(lambda x, _: (body(x), None), x, length=5)[0]
+def choose(*branches: Any) -> Any:
+    return lambda x: jax.lax.switch(x[0, 0, 0, 0].astype(int), branches, x)
+
+
+def nothing(x: Any) -> Any:
+    return x
+
+
+def twice(x: Any) -> Any:
+    return attend(attend(x))
+
+
+def in_a_scan(body: Any, length: int = 5) -> Any:
+    return lambda x: jax.lax.scan(lambda x, _: (body(x), None), x, length=length)[0]
 
 
 @jax.custom_vjp
@@ -87,6 +109,14 @@ with_jvp.defjvp(lambda primals, tangents: (attend(*primals), tangents[0]))
         (in_a_scan(while_loop), "unknown, in a while loop", "0"),
         (in_a_scan(lambda x: jax.lax.cond(x[0, 0, 0, 0] > 0, attend, lambda x: x, x)),
          "at most 5, in a branch", "0"),
+        (in_a_scan(choose(attend, lambda x: attend(x + 1))), "5", "0"),
+        (in_a_scan(choose(attend, twice)), "at most 10, in a branch", "0"),
+        (in_a_scan(choose(attend, nothing, twice)), "at most 10, in a branch", "0"),
+        (lambda x: choose(attend, nothing)(choose(nothing, twice)(attend(x))),
+         "at most 4, in a branch", "0"),
+        (choose(attend, choose(nothing, attend)), "at most 1, in a branch", "0"),
+        (choose(twice, choose(attend, nothing)), "at most 2, in a branch", "0"),
+        (choose(attend, while_loop), "unknown, in a while loop", "0"),
         (custom, "1", "0"),
         (with_jvp, "1", "0"),
         (lambda x: jax.grad(lambda x: custom(x).astype(jnp.float32).sum())(x), "1", "1"),
@@ -102,6 +132,11 @@ def test_how_often_a_call_runs(function: Any, forward: str, backward: str):
     runs = [(str(x.forward_runs), str(x.backward_runs)) for x in found.calls]
     assert runs == ([] if forward == "0" else [(forward, backward)])
     assert found.others == ()
+
+
+def test_a_call_in_a_scan_without_steps_runs_no_times():
+    found = explain_program(in_a_scan(attend, 0), Q, target="cpu")
+    assert "runs      forward 0\n" in str(found)
 
 
 def test_programs_are_traced_and_never_run():
@@ -153,6 +188,12 @@ def test_wrong_targets_are_errors():
         assert_kernels(attend, Q, target="cpu")
 
 
+@pytest.mark.parametrize("explain", [explain_program, assert_kernels])
+def test_what_is_no_function_is_an_error(explain: Any):
+    with pytest.raises(ValueError, match="explain_program: expected a function, got 3"):
+        explain(3, Q, target="h100")
+
+
 def in_float32(q: Any) -> jax.Array:
     return attend(q.astype(jnp.float32))
 
@@ -164,14 +205,18 @@ def test_assert_kernels_raises_if_a_call_has_no_kernel():
     with pytest.raises(AssertionError, match="needs float16 or bfloat16, got float32") as raised:
         assert_kernels(lambda q: attend(q) + in_float32(q), Q, target="h100")
     assert str(raised.value).count("line  ") == 1  # only the call that falls back
+    number = "<lambda>: 2 attention calls of attn_dispatch, 1 of them without a kernel"
+    assert number in str(raised.value)
     with pytest.raises(AssertionError, match="<lambda>: no attention call of attn_dispatch"):
         assert_kernels(lambda q: q, Q, target="h100")
 
     def both(q: Any) -> jax.Array:
         return attend(q) + jax.nn.dot_product_attention(q, q, q)
 
-    with pytest.raises(AssertionError, match=r"jax\.nn\.dot_product_attention\s+on XLA"):
+    with pytest.raises(AssertionError, match=r"jax\.nn\.dot_product_attention\s+on XLA") as raised:
         assert_kernels(both, Q, target="h100")
+    number = "both: 1 attention call of attn_dispatch, 0 of them without a kernel"
+    assert number in str(raised.value)
     assert len(assert_kernels(both, Q, target="h100", allow_others=True).others) == 1
 
     # A kernel that may leave the call to XLA when it runs would not do.

@@ -266,6 +266,14 @@ def frames_of(equation: JaxprEqn) -> list[tuple[str, int, str]]:
     return [(x.file_name, x.line_num, x.function_name) for x in frames]
 
 
+def is_recomputed(equation: JaxprEqn) -> bool:
+    """Whether JAX computes an equation of the forward pass again, under `jax.checkpoint`.
+
+    Equations within it are not marked themselves.
+    """
+    return "rematted_computation" in str(getattr(equation.source_info, "name_stack", ""))
+
+
 @contextmanager
 def tracing_for_nvidia(capability: tuple[int, int]) -> Generator[None]:
     """A block in which JAX traces its call of cuDNN's attention where there is no cuDNN.

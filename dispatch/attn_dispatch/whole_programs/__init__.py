@@ -18,8 +18,9 @@ from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
 from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
 from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair
+from attn_dispatch.whole_programs.runs import Runs
 from attn_dispatch.whole_programs.tracing import is_for_several_devices, traced
-from attn_dispatch.whole_programs.walk import Runs, walk
+from attn_dispatch.whole_programs.walk import walk
 
 
 def explain_program(
@@ -52,8 +53,11 @@ def explain_program(
       that is no call of attn_dispatch.
 
     Raises:
-      ValueError: the target is unknown, or it is None and several are in force.
+      ValueError: the function is none, the target is unknown, or it is None and several are in
+        force.
     """
+    if not callable(function):
+        raise ValueError(f"explain_program: expected a function, got {function!r}")
     if target is not None:
         with target_block(target):
             return explain_program(function, *args, mesh=mesh)

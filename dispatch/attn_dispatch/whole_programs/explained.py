@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attn_dispatch.core import select
 from attn_dispatch.core.device_share import DeviceShare
@@ -13,7 +13,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.text import counted, wrapped
 from attn_dispatch.whole_programs.other_attention import OtherAttention
 from attn_dispatch.whole_programs.places import Place
-from attn_dispatch.whole_programs.walk import Runs
+from attn_dispatch.whole_programs.runs import Runs
 
 _WIDTH = 100
 
@@ -51,13 +51,14 @@ class ProgramCall:
 
     def lines(self, width: int, *, codes: bool) -> list[str]:
         """The lines about this call in the list."""
+        directions = (
+            (self.explanation.call.wanted.derivative or "forward", self.forward_runs),
+            ("backward", self.backward_runs),
+        )
         runs = [
             f"{direction} {times}"
-            for direction, times in (
-                (self.explanation.call.wanted.derivative or "forward", self.forward_runs),
-                ("backward", self.backward_runs),
-            )
-            if times != Runs(0)
+            for (direction, times), (_, verdicts) in zip(directions, self._directions, strict=True)
+            if verdicts or times != Runs(0)  # a scan may have no steps
         ]
         lines = wrapped("line      ", _text_of(self.place), width)
         lines += wrapped("call      ", str(self.explanation.call), width)
@@ -89,8 +90,11 @@ class ProgramExplanation:
 
     def without_kernel(self, width: int = _WIDTH) -> str:
         """The part of the list that a vendor's kernel does not run; "" if there is none."""
-        rest = replace(self, calls=self.fallbacks)
-        return rest.text(width, codes=False) if rest.calls or rest.others or not self.calls else ""
+        calls = self.fallbacks
+        if self.calls and not calls and not self.others:
+            return ""
+        number = f", {len(calls)} of them without a kernel" if len(calls) < len(self.calls) else ""
+        return self._text(self._number_of_calls + number, calls, width, codes=False)
 
     def __str__(self) -> str:
         return self.text()
@@ -100,14 +104,22 @@ class ProgramExplanation:
 
         With `codes`, it names cuDNN's engines, such as eng9_k24=1.
         """
+        return self._text(self._number_of_calls, self.calls, width, codes=codes)
+
+    @property
+    def _number_of_calls(self) -> str:
         number = counted(len(self.calls), "attention call") if self.calls else "no attention call"
+        return f"{number} of attn_dispatch"
+
+    def _text(self, number: str, calls: Sequence[ProgramCall], width: int, *, codes: bool) -> str:
+        """The list of these calls, and of all attention that does not go through attn_dispatch."""
         lines = [
-            *wrapped("program   ", f"{self.name}: {number} of attn_dispatch", width),
+            *wrapped("program   ", f"{self.name}: {number}", width),
             *wrapped("device    ", f"{self.device.platform}: {self.device}", width),
         ]
-        missing = (x.explanation.missing_planner for x in self.calls)
+        missing = (x.explanation.missing_planner for x in calls)
         lines += planner_lines(next((x for x in missing if x is not None), None), width)
-        for call in self.calls:
+        for call in calls:
             lines += ["", *call.lines(width, codes=codes)]
         if self.others:
             number = counted(len(self.others), "attention")

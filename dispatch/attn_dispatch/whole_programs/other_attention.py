@@ -17,7 +17,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from attn_dispatch.core.jax_compat import frames_of
 from attn_dispatch.typed_jax import type_of
 from attn_dispatch.whole_programs.places import Place, is_of_our_call, place_of
-from attn_dispatch.whole_programs.walk import Runs
+from attn_dispatch.whole_programs.runs import Runs, total
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,21 @@ class _Scores:
     """The sizes of the dims over which its exponentials are summed."""
     contracted: set[int] = field(default_factory=set[int])
     """The sizes of the dims over which its exponentials are multiplied into another product."""
+    resized: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """The sizes of a dim of its exponentials before and after an operation such as a slice."""
 
     @property
     def is_attention(self) -> bool:
-        return not self.summed.isdisjoint(self.contracted)
+        return not self._summed_and_resized().isdisjoint(self.contracted)
+
+    def _summed_and_resized(self) -> set[int]:
+        """The sizes of the dims that are summed, also after slices: weights without a sink's."""
+        found: set[int] = set()
+        new = self.summed
+        while new:
+            found = found | new
+            new = {after for before, after in self.resized if before in found} - found
+        return found
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,8 @@ class OtherCalls:
             result = self._product(equation, given, runs)
         elif known and name in _KEEPING:
             result = max(known, key=lambda x: x.is_exponential)
+            if name in _RESIZING:
+                _note_sizes(equation, given)
         elif known and name in ("exp", "exp2"):
             result = replace(known[0], is_exponential=True)
         elif known and name == "reduce_sum" and known[0].is_exponential:
@@ -97,11 +110,10 @@ class OtherCalls:
             for x in self._products
             if x.is_attention and not is_of_our_call(x.equation)
         ]
-        merged: dict[OtherAttention, Runs] = {}
+        merged: dict[OtherAttention, list[Runs]] = {}
         for x in (*products, *self._kernels):
-            key = replace(x, runs=Runs(0))
-            merged[key] = merged[key] + x.runs if key in merged else x.runs
-        return tuple(replace(x, runs=runs) for x, runs in merged.items())
+            merged.setdefault(replace(x, runs=Runs(0)), []).append(x.runs)
+        return tuple(replace(x, runs=total(runs)) for x, runs in merged.items())
 
     def _product(self, equation: JaxprEqn, given: Sequence[Fact | None], runs: Runs) -> Fact | None:
         contracting, batch = cast(
@@ -124,11 +136,29 @@ _KEEPING = frozenset(
         *("add", "add_any", "sub", "mul", "div", "neg", "max", "min", "tanh", "select_n", "pow"),
         *("integer_pow", "square", "convert_element_type", "reduce_precision", "stop_gradient"),
         *("reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice", "pad"),
-        *("concatenate", "copy", "copy_p", "rev", "sharding_constraint", "mesh_cast", "reshard"),
+        *("concatenate", "split", "dynamic_update_slice", "scatter", "copy", "copy_p", "rev"),
+        *("sharding_constraint", "mesh_cast", "reshard"),
         *("optimization_barrier", "name", "pvary", "pcast", "psum", "all_gather", "gather"),
     )
 )
 """Operations whose result is still what an operand was: scores, or their exponentials."""
+
+_RESIZING = frozenset(("slice", "dynamic_slice", "pad", "concatenate", "split", "gather"))
+"""Operations of these that change the sizes of dims and leave the dims in order."""
+
+
+def _note_sizes(equation: JaxprEqn, given: Sequence[Fact | None]) -> None:
+    for operand, fact in zip(equation.invars, given, strict=True):
+        if fact is None or not fact.is_exponential:
+            continue
+        before = type_of(operand).shape
+        for result in equation.outvars:
+            after = type_of(result).shape
+            if len(after) == len(before):
+                fact.scores.resized.update(
+                    (x, y) for x, y in zip(before, after, strict=True) if x != y
+                )
+
 
 _NAMES = re.compile("attention|attn|fmha|mha_|flash", re.IGNORECASE)
 

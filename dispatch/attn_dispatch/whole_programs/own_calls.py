@@ -19,7 +19,7 @@ from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.typed_jax import type_of
 from attn_dispatch.whole_programs.places import Place, place_of
-from attn_dispatch.whole_programs.walk import Runs
+from attn_dispatch.whole_programs.runs import Runs, total
 
 
 @dataclass
@@ -28,9 +28,13 @@ class Calls:
 
     place: Place | None
     share: DeviceShare | None
-    forward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
-    """The forward calls, which may differ in their results, and how often each runs."""
-    backward: dict[AttentionSpec, Runs] = field(default_factory=dict[AttentionSpec, Runs])
+    forward: dict[AttentionSpec, list[Runs]] = field(
+        default_factory=dict[AttentionSpec, list[Runs]]
+    )
+    """The forward calls, which may differ in their results, and the runs at each place of each."""
+    backward: dict[AttentionSpec, list[Runs]] = field(
+        default_factory=dict[AttentionSpec, list[Runs]]
+    )
 
 
 _Key = tuple[Place | None, AttentionSpec]
@@ -53,7 +57,7 @@ class OwnCalls:
         calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
         specs = calls.backward if spec.is_backward else calls.forward
         runs = replace(runs, again=0) if spec.is_backward else runs
-        specs[spec] = specs[spec] + runs if spec in specs else runs
+        specs.setdefault(spec, []).append(runs)
         return True
 
     def pairs(self) -> list[Pair]:
@@ -100,7 +104,6 @@ def _meant(spec: AttentionSpec) -> AttentionSpec:
 
 def _paired(calls: Calls) -> Sequence[Pair]:
     """A backward call belongs to a forward call that is differentiated."""
-    never = Runs(0)
     # Stable: calls that are differentiated first, each in the order of the program.
     forward = sorted(
         calls.forward,
@@ -116,9 +119,9 @@ def _paired(calls: Calls) -> Sequence[Pair]:
                 calls.place,
                 calls.share,
                 first,
-                never if first is None else calls.forward[first],
+                total(() if first is None else calls.forward[first]),
                 last,
-                never if last is None else calls.backward[last],
+                total(() if last is None else calls.backward[last]),
             )
         )
     return pairs

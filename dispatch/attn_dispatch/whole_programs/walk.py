@@ -8,45 +8,17 @@ given again as facts about the operands of the operations that use them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from attn_dispatch.core.jax_compat import is_recomputed
+from attn_dispatch.whole_programs.runs import Branch, Runs
+
 Fact = TypeVar("Fact")
 
-
-@dataclass(frozen=True)
-class Runs:
-    """How often something runs in one run of the program, on one device."""
-
-    times: int | None = 1
-    """The number of times; None if it is known only when the program runs, as in a `while`."""
-    is_conditional: bool = False
-    """True in a branch of a `cond`, which may run less often."""
-    again: int = 0
-    """How many of these times recompute a forward pass under `jax.checkpoint`."""
-
-    def __str__(self) -> str:
-        if self.times is None:
-            return "unknown, in a while loop"
-        text = f"at most {self.times}, in a branch" if self.is_conditional else str(self.times)
-        return f"{text} ({self.again} of them again under jax.checkpoint)" if self.again else text
-
-    def __add__(self, other: Runs) -> Runs:
-        known = None if self.times is None or other.times is None else self.times + other.times
-        is_conditional = self.is_conditional or other.is_conditional
-        return Runs(known, is_conditional, self.again + other.again)
-
-    def repeated(self, times: int | None) -> Runs:
-        """How often something runs that runs `times` times in each of these runs."""
-        if self.times is None or times is None:
-            return replace(self, times=None, again=0)
-        return replace(self, times=self.times * times, again=self.again * times)
-
-    def recomputed(self) -> Runs:
-        """These runs, if all of them recompute a forward pass."""
-        return replace(self, again=self.times or 0)
+_ONCE = Runs()
 
 
 Rule = Callable[[JaxprEqn, Sequence[Fact | None], Runs], Sequence[Fact | None]]
@@ -54,7 +26,7 @@ Rule = Callable[[JaxprEqn, Sequence[Fact | None], Runs], Sequence[Fact | None]]
 each result. None is no fact."""
 
 
-def walk(jaxpr: Jaxpr, rule: Rule[Fact], runs: Runs = Runs()) -> None:
+def walk(jaxpr: Jaxpr, rule: Rule[Fact], runs: Runs = _ONCE) -> None:
     """Give the rule every operation of a program, in order."""
     _walk(jaxpr, [None for _ in jaxpr.invars], rule, runs)
 
@@ -75,10 +47,11 @@ def _walk(
     know(jaxpr.invars, inputs)
     for equation in jaxpr.eqns:
         given = known(equation.invars)
-        if inner := list(bodies(equation, runs)):
+        its_runs = runs.recomputed() if is_recomputed(equation) else runs
+        if inner := list(bodies(equation, its_runs)):
             know(equation.outvars, _of_bodies(equation, inner, given, rule))
         else:
-            know(equation.outvars, rule(equation, given, runs))
+            know(equation.outvars, rule(equation, given, its_runs))
     return known(jaxpr.outvars)
 
 
@@ -107,7 +80,7 @@ def _of_bodies(
     return results
 
 
-def bodies(equation: JaxprEqn, runs: Runs = Runs()) -> Iterator[Body]:
+def bodies(equation: JaxprEqn, runs: Runs = _ONCE) -> Iterator[Body]:
     """The programs within an operation, and how often each runs if the operation runs so often."""
     name, params = equation.primitive.name, equation.params
     every = range(len(equation.invars))
@@ -121,11 +94,11 @@ def bodies(equation: JaxprEqn, runs: Runs = Runs()) -> Iterator[Body]:
         yield Body(_open(params["cond_jaxpr"]), again, [*every[:ours], *every[carried:]])
         yield Body(_open(params["body_jaxpr"]), again, every[ours:])
     elif name == "cond":
-        for branch in cast("Sequence[object]", params["branches"]):
-            yield Body(_open(branch), replace(runs, is_conditional=True), every[1:])
+        choice, branches = object(), cast("Sequence[object]", params["branches"])
+        for i, branch in enumerate(branches):
+            inside = runs.in_branch(Branch(choice, i, len(branches)))
+            yield Body(_open(branch), inside, every[1:])
     elif name not in _KERNELS:
-        # A checkpointed function in the backward pass begins with its forward pass.
-        runs = runs.recomputed() if params.get("differentiated") is True else runs
         for value in params.values():
             if isinstance(value, ClosedJaxpr | Jaxpr):
                 yield Body(_open(value), runs, every)

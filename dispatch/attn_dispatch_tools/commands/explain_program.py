@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
@@ -80,6 +81,11 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {error}") from error
     except (ImportError, OSError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error_text(error)}") from error
+    except SystemExit as stop:  # its status, often 0, is no result of a check
+        raise SystemExit(
+            f"error: {args.program} called sys.exit({stop.code!r}) while it was imported or traced "
+            '(remedy: exit only under `if __name__ == "__main__":`)'
+        ) from stop
     style.show(found.text(width(), codes=args.verbose), _MARKS)
 
 
@@ -96,6 +102,12 @@ def _function(name: str) -> Callable[..., object]:
     module, colon, function = name.partition(":")
     if not (colon and module and function):
         raise ValueError(f"{_EXPECTED}, got {name!r}")
+    if os.sep in module or module.endswith(".py"):
+        parts = Path(os.path.relpath(module)).with_suffix("").parts
+        dotted = ".".join(x for x in parts if x != os.pardir)
+        raise ValueError(
+            f"{_EXPECTED}, got the path {module!r} (remedy: name the module, {dotted}:{function})"
+        )
     sys.path.insert(0, os.getcwd())  # as `python -m` does
     found: object = importlib.import_module(module)
     for part in function.split("."):

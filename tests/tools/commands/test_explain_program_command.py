@@ -30,6 +30,9 @@ def on_mesh(x):
     return jax.shard_map(attend, in_specs=jax.sharding.PartitionSpec("data"),
                          out_specs=jax.sharding.PartitionSpec("data"))(x)
 
+def stop(x):
+    raise SystemExit(0)
+
 number = 3
 """
 MODULE = "programs_to_explain"
@@ -102,3 +105,32 @@ def test_a_missing_module_is_an_error(output_of):
         cli.main(["explain-program", "nowhere:step"])
     with pytest.raises(SystemExit, match=r"^error: expected MODULE:FUNCTION like train:step, got"):
         cli.main(["explain-program", "nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("train.py", "train"),
+        ("./train.py", "train"),
+        ("models/train.py", "models.train"),
+        ("../train.py", "train"),
+    ],
+)
+def test_a_path_is_an_error_with_the_name_of_the_module(path, name):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["explain-program", f"{path}:Model.step"])
+    assert str(stop.value) == (
+        "error: expected MODULE:FUNCTION like train:step, got the path "
+        f"{path!r} (remedy: name the module, {name}:Model.step)"
+    )
+
+
+@pytest.mark.parametrize("name", ["stop", "attend"], ids=["when traced", "when imported"])
+def test_a_program_that_exits_fails_the_check(output_of, tmp_path, name):
+    if name == "attend":
+        with (tmp_path / f"{MODULE}.py").open("a") as module:
+            module.write("raise SystemExit(0)")
+    with pytest.raises(SystemExit) as stop:
+        output_of(name, "bf16[2,128,4,64]", "--target", "h100", "--check")
+    message = f"error: {MODULE}:{name} called sys.exit(0) while it was imported or traced"
+    assert str(stop.value.code).startswith(message)
