@@ -67,7 +67,8 @@ def test_a_linen_layer_keeps_the_options_too():
 def test_what_a_layer_passes_must_not_differ_from_an_option():
     layer = nnx_layer(attention_fn=attention(mask=CAUSAL))
     np.testing.assert_allclose(layer(X), nnx_layer()(X, mask=CAUSAL), atol=2e-6)
-    with pytest.raises(ValueError, match=r"mask: expected bool\[1, 1, 5, 5\], as attention"):
+    message = r"mask: expected bool\[1, 1, 5, 5\], as attention.*, got another array bool\[1, 1, 5"
+    with pytest.raises(ValueError, match=message):
         layer(X, mask=CAUSAL.copy())
     if HAS_CAUSAL:
         with pytest.raises(ValueError, match=r"is_causal: expected False, .*, got True"):
@@ -79,6 +80,10 @@ def test_an_option_that_attention_does_not_have_is_refused():
         attention(window_size=3)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ValueError, match="dropout_rate: expected it in the layer"):
         attention(dropout_rate=0.1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match=r"query: expected it in each call .*, got it in attent"):
+        attention(query=X)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match="local_window_size: expected a non-negative int or a"):
+        attention(local_window_size="x")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="return_lse: expected no further results"):
         attention(return_lse=True)  # pyright: ignore[reportCallIssue]
 

@@ -102,6 +102,25 @@ def test_equinox_dropout_and_process_heads_agree_with_equinox():
 
 
 @pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"causal": True}, TypeError, "'causal': here it is is_causal"),
+        ({"local_window_size": "x"}, ValueError, "local_window_size: expected a non-negative int"),
+        ({"logits_soft_cap": -1}, ValueError, "logits_soft_cap: expected a positive number"),
+        ({"is_causal": 1}, ValueError, "is_causal: expected True or False, got 1"),
+        ({"query": X}, ValueError, "query: expected it in each call of the layer"),
+        ({"mask": None}, ValueError, r"mask: .*, got it in replace_attention\(…\)"),
+    ],
+)
+def test_equinox_refuses_wrong_options_before_any_call(options: Any, error: Any, message: str):
+    eqx = pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import replace_attention
+
+    with pytest.raises(error, match=message):
+        replace_attention([eqx.nn.MultiheadAttention(N, D, key=jax.random.key(0))], **options)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dropout_rate": 0.1}, "dropout_rate: expected the layer's dropout_p instead, got"),

@@ -17,10 +17,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.foreign_names import check_names
 from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.merging import check_no_conflict, is_array, text_of
-from attn_dispatch.integrations.options import check_options
+from attn_dispatch.integrations.options import (
+    check_not_given,
+    check_options,
+    check_static_values,
+)
 from attn_dispatch.warning import skip_frames_of
 
 skip_frames_of(eqx.__file__)
@@ -176,12 +181,17 @@ def replace_attention(model: Model, **options: Unpack[_Options]) -> Model:
         is a ValueError.
 
     Raises:
-      ValueError: there is no such layer, an option is an array, or as for the layer's options.
+      TypeError: there is no such option.
+      ValueError: there is no such layer, an option is an array or of each call, or as for the
+        layer's options.
     """
     check_options(options, _OWN_DROPOUT)
+    check_names(dot_product_attention, options)
+    check_not_given(options, ("query", "key", "value", "mask"), "replace_attention")
     for name, x in options.items():
         if is_array(x):
             raise ValueError(f"{name}: expected no array, got {text_of(x)}; pass it in each call")
+    check_static_values(options)
     found: list[eqx.nn.MultiheadAttention] = []
 
     def is_theirs(x: object) -> TypeGuard[eqx.nn.MultiheadAttention]:
