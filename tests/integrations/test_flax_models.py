@@ -67,7 +67,8 @@ def test_a_linen_layer_keeps_the_options_too():
 def test_what_a_layer_passes_must_not_differ_from_an_option():
     layer = nnx_layer(attention_fn=attention(mask=CAUSAL))
     np.testing.assert_allclose(layer(X), nnx_layer()(X, mask=CAUSAL), atol=2e-6)
-    with pytest.raises(ValueError, match=r"mask: expected bool\[1, 1, 5, 5\], as attention"):
+    message = r"mask: expected bool\[1, 1, 5, 5\], as attention.*, got another array bool\[1, 1, 5"
+    with pytest.raises(ValueError, match=message):
         layer(X, mask=CAUSAL.copy())
     if HAS_CAUSAL:
         with pytest.raises(ValueError, match=r"is_causal: expected False, .*, got True"):
@@ -79,6 +80,10 @@ def test_an_option_that_attention_does_not_have_is_refused():
         attention(window_size=3)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ValueError, match="dropout_rate: expected it in the layer"):
         attention(dropout_rate=0.1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match=r"query: expected it in each call .*, got it in attent"):
+        attention(query=X)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match="local_window_size: expected a non-negative int or a"):
+        attention(local_window_size="x")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="return_lse: expected no further results"):
         attention(return_lse=True)  # pyright: ignore[reportCallIssue]
 
@@ -171,6 +176,100 @@ class Stack(linen.Module):
         return 2
 
 
+class NnxSelfAttention(nnx.Module):
+    """Attention by einsum."""
+
+    def __call__(self, x: Any) -> Any:
+        return jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, x)) @ x
+
+
+class Wrapper(nnx.Module):
+    """A layer named like attention around one that is replaced."""
+
+    def __init__(self) -> None:
+        self.inner = nnx_layer()
+        self.norm = nnx.LayerNorm(D, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.norm(self.inner(x))
+
+
+class WrapperAttention(Wrapper):
+    pass
+
+
+class LinearAttention(nnx.Module):
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+@needs_causal
+def test_nnx_layers_that_stay_beside_replaced_ones_are_named():
+    precise = functools.partial(nnx.dot_product_attention, precision="highest")
+    windowed = attention(local_window_size=(1, 0))
+    custom = (nnx_layer(), nnx_layer(attention_fn=precise), nnx_layer(attention_fn=windowed))
+    model = nnx.Sequential(*custom, NnxSelfAttention(), Wrapper())
+    (message,) = conventions(lambda: replace_attention(model, is_causal=True))
+    assert message.startswith(
+        "replace_attention: these layers stay as they are, without is_causal=True: "
+        "layers/1: MultiHeadAttention.attention_fn=functools.partial("
+    )
+    assert "; layers/2: MultiHeadAttention.attention_fn=attn_dispatch's, with other opt" in message
+    assert "; layers/3: NnxSelfAttention. Make a layer with attention_fn=attention(" in message
+    assert message.count("layers/") == 3
+    assert kernels_in(lambda x: model(x), X) == 3  # of layers 0, 2 and 4
+
+    fine = nnx.Sequential(nnx_layer(), WrapperAttention(), LinearAttention())
+    assert conventions(lambda: replace_attention(fine, is_causal=True)) == []
+    own = nnx.Sequential(nnx_layer(), nnx_layer(attention_fn=windowed))
+    assert conventions(lambda: replace_attention(own)) == []  # no option is lost
+
+
+def test_a_model_is_replaced_once():
+    for model in (nnx_layer(), linen.MultiHeadDotProductAttention(N)):
+        ours = replace_attention(model)
+        with pytest.raises(ValueError, match=r"a model that was not replaced, got MultiHead"):
+            replace_attention(ours)
+
+
+class LinenSelfAttention(linen.Module):
+    """Attention by einsum."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, linen.Dense(D)(x))) @ x
+
+
+class Mixed(linen.Module):
+    """Layers that are replaced, and layers that cannot be."""
+
+    functions: tuple[Any, ...]
+    has_einsum: bool = False
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        for function in self.functions:
+            x = Block()(x)
+            x = linen.MultiHeadDotProductAttention(N, attention_fn=function)(linen.Dense(D)(x))
+        return LinenSelfAttention(name="last")(x) if self.has_einsum else x
+
+
+def test_linen_layers_that_stay_beside_replaced_ones_are_named():
+    precise = functools.partial(linen.dot_product_attention, precision="highest")
+    model = replace_attention(Mixed((precise,), has_einsum=True), is_causal=True)
+    messages = conventions(lambda: [model.init(jax.random.key(0), X) for _ in range(2)])
+    (message,) = messages
+    assert message.startswith(
+        "replace_attention: these layers stay as they are, without is_causal=True: "
+        "MultiHeadDotProductAttention_0: MultiHeadDotProductAttention.attention_fn=functools."
+    )
+    assert "; last: LinenSelfAttention. Make" in message
+    windowed = attention(local_window_size=(1, 0))
+    for options, number in (({}, 0), ({"is_causal": True}, 1)):
+        model = replace_attention(Mixed((windowed,)), **options)
+        assert len(conventions(lambda model=model: model.init(jax.random.key(0), X))) == number
+
+
 @pytest.mark.parametrize("model", [Block(), Stack(), linen.MultiHeadDotProductAttention(N)])
 def test_a_linen_model_gets_our_attention_with_the_same_parameters(model: Any):
     params = model.init(jax.random.key(0), X)
@@ -221,5 +320,8 @@ def test_a_linen_model_without_flaxs_attention_warns():
     model = replace_attention(Einsum())
     (message,) = conventions(lambda: model.init(jax.random.key(0), X))
     assert message.startswith("replace_attention: Einsum calls no attention function of Flax")
+    alone = replace_attention(Mixed((), has_einsum=True))
+    (message,) = conventions(lambda: alone.init(jax.random.key(0), X))
+    assert "in a field of a layer; found last: LinenSelfAttention; attention by" in message
     stack = replace_attention(Stack())
     assert conventions(lambda: stack.apply({}, method="size")) == []

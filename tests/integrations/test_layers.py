@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention
+from attn_dispatch import AttentionConventionWarning, dot_product_attention
 
 _rng = np.random.default_rng(3)
 T, D, N = 6, 16, 4
@@ -73,6 +74,43 @@ def test_equinox_layers_of_a_model_keep_its_options():
         replace_attention(model, sinks=np.zeros(N, np.float32))
 
 
+def test_equinox_layers_that_stay_beside_replaced_ones_are_named():
+    eqx = pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import MultiheadAttention, replace_attention
+
+    class Own(eqx.nn.MultiheadAttention):
+        pass
+
+    class SelfAttention(eqx.Module):
+        inner: Any
+
+    class LinearAttention(SelfAttention):
+        pass
+
+    layer, own, ours = (
+        kind(N, D, key=jax.random.key(0))
+        for kind in (eqx.nn.MultiheadAttention, Own, MultiheadAttention)
+    )
+    linear = eqx.nn.Linear(D, D, key=jax.random.key(0))
+    model = {"layers": [layer, own, ours], "last": SelfAttention(linear)}
+    with pytest.warns(AttentionConventionWarning) as given:
+        out = replace_attention(model, is_causal=True)
+    assert [str(x.message) for x in given] == [
+        "replace_attention: these layers stay as they are, without is_causal=True: last: "
+        "SelfAttention; layers/1: Own; layers/2: MultiheadAttention of attn_dispatch already. Use "
+        "MultiheadAttention of attn_dispatch.integrations.equinox in place of a layer, or call "
+        "attn_dispatch.dot_product_attention in it"
+    ]
+    assert given[0].filename == __file__
+    assert type(out["layers"][0]) is MultiheadAttention and type(out["layers"][1]) is Own
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = replace_attention([SelfAttention(layer), LinearAttention(linear), linear, ours])
+        replace_attention([layer, replace_attention(layer, is_causal=True)], is_causal=True)
+    with pytest.raises(ValueError, match="found 0/inner: MultiheadAttention of attn_dispatch alr"):
+        replace_attention(whole)
+
+
 def test_equinox_dropout_and_process_heads_agree_with_equinox():
     eqx = pytest.importorskip("equinox")
     from attn_dispatch.integrations.equinox import MultiheadAttention, replace_attention
@@ -97,8 +135,30 @@ def test_equinox_dropout_and_process_heads_agree_with_equinox():
     class Own(eqx.nn.MultiheadAttention):
         pass
 
-    with pytest.raises(ValueError, match=r"expected a model with eqx\.nn\.MultiheadAttention"):
+    message = (
+        r"a model with eqx\.nn\.MultiheadAttention in it, got none; found a: Own; b: Multihead"
+    )
+    with pytest.raises(ValueError, match=message):
         replace_attention({"a": Own(N, D, key=jax.random.key(0)), "b": layer})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"causal": True}, TypeError, "'causal': here it is is_causal"),
+        ({"local_window_size": "x"}, ValueError, "local_window_size: expected a non-negative int"),
+        ({"logits_soft_cap": -1}, ValueError, "logits_soft_cap: expected a positive number"),
+        ({"is_causal": 1}, ValueError, "is_causal: expected True or False, got 1"),
+        ({"query": X}, ValueError, "query: expected it in each call of the layer"),
+        ({"mask": None}, ValueError, r"mask: .*, got it in replace_attention\(…\)"),
+    ],
+)
+def test_equinox_refuses_wrong_options_before_any_call(options: Any, error: Any, message: str):
+    eqx = pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import replace_attention
+
+    with pytest.raises(error, match=message):
+        replace_attention([eqx.nn.MultiheadAttention(N, D, key=jax.random.key(0))], **options)
 
 
 @pytest.mark.parametrize(

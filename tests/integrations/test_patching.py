@@ -100,13 +100,19 @@ def test_a_block_in_which_nothing_ran_warns_with_early_imports(monkeypatch: pyte
     def patch() -> Patch:
         return Patch({(place, "attend"): tally.counted(lambda x: x)}, tally)
 
-    with pytest.warns(AttentionConventionWarning, match="importer.attend, imported before"):
+    monkeypatch.setitem(sys.modules, "importer_again", importer)  # as __main__ and __mp_main__
+    with pytest.warns(AttentionConventionWarning) as given:
         with patch():
             importer.attend(X[..., :0])
+    (message,) = [str(x.message) for x in given]
+    assert "; importer.attend, imported before" in message and "importer_again" not in message
     with patch(), patch():  # what goes through the inner one counts for both
         place.attend(X)
     with patch():
         pass  # perhaps a program that was traced before
+    with pytest.warns(AttentionConventionWarning, match="Seen instead: a softmax of float32"):
+        with patch():
+            importer.attend(X)
     with pytest.raises(KeyError), patch_jax_nn():
         einsum_attention(X)
         raise KeyError  # no warning beside the error

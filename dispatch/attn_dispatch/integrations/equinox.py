@@ -17,10 +17,16 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.foreign_names import check_names
 from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.merging import check_no_conflict, is_array, text_of
-from attn_dispatch.integrations.options import check_options
+from attn_dispatch.integrations.options import (
+    check_not_given,
+    check_options,
+    check_static_values,
+)
+from attn_dispatch.integrations.staying import has_name_of_attention, warn_of_staying
 from attn_dispatch.warning import skip_frames_of
 
 skip_frames_of(eqx.__file__)
@@ -28,6 +34,12 @@ skip_frames_of(eqx.__file__)
 Model = TypeVar("Model")
 
 _OWN_DROPOUT = {"dropout_rate": "the layer's dropout_p", "dropout_key": "key"}
+
+
+_REMEDY = (
+    "Use MultiheadAttention of attn_dispatch.integrations.equinox in place of a layer, or call "
+    "attn_dispatch.dot_product_attention in it"
+)
 
 
 class _Options(LayerOptions, total=False):
@@ -167,7 +179,9 @@ def replace_attention(model: Model, **options: Unpack[_Options]) -> Model:
 
         model = replace_attention(model, is_causal=True)
 
-    Parameters keep their values and places. Subclasses of Equinox's layer are not replaced.
+    Parameters keep their values and places. Subclasses of Equinox's layer are not replaced, nor are
+    this module's layers. A warning names layers that stay beside replaced ones: subclasses, modules
+    whose class is named like attention, such as SelfAttention, and layers with other options.
 
     Args:
       model: any pytree.
@@ -176,12 +190,17 @@ def replace_attention(model: Model, **options: Unpack[_Options]) -> Model:
         is a ValueError.
 
     Raises:
-      ValueError: there is no such layer, an option is an array, or as for the layer's options.
+      TypeError: there is no such option.
+      ValueError: there is no such layer, or they were all replaced already; an option is an array
+        or of each call; or as for the layer's options.
     """
     check_options(options, _OWN_DROPOUT)
+    check_names(dot_product_attention, options)
+    check_not_given(options, ("query", "key", "value", "mask"), "replace_attention")
     for name, x in options.items():
         if is_array(x):
             raise ValueError(f"{name}: expected no array, got {text_of(x)}; pass it in each call")
+    check_static_values(options)
     found: list[eqx.nn.MultiheadAttention] = []
 
     def is_theirs(x: object) -> TypeGuard[eqx.nn.MultiheadAttention]:
@@ -193,10 +212,46 @@ def replace_attention(model: Model, **options: Unpack[_Options]) -> Model:
         found.append(x)
         return _like(x, tuple(options.items()))
 
+    others = _other_layers(model)
     model = jax.tree.map(replaced, model, is_leaf=is_theirs)
     if not found:
-        raise ValueError("replace_attention: expected a model with eqx.nn.MultiheadAttention in it")
+        names = "; ".join(_described(*x) for x in others)
+        raise ValueError(
+            "replace_attention: expected a model with eqx.nn.MultiheadAttention in it, got none"
+            + f"; found {names}" * bool(names)
+        )
+    kept = dict[str, object](options)
+    staying = [x for x in others if not _is_ours(x[1]) or (kept and dict(x[1].options) != kept)]
+    warn_of_staying([_described(*x) for x in staying], options, _REMEDY)
     return model
+
+
+def _other_layers(model: object) -> list[tuple[str, eqx.Module]]:
+    """The attention layers that are not replaced, with their places."""
+
+    def is_theirs(x: object) -> bool:
+        return isinstance(x, eqx.nn.MultiheadAttention)
+
+    def is_layer(x: object) -> bool:
+        if is_theirs(x) or not isinstance(x, eqx.Module) or not has_name_of_attention(x):
+            return is_theirs(x)
+        return not any(map(is_theirs, jax.tree.leaves(x, is_leaf=is_theirs)))
+
+    leaves = jax.tree.leaves_with_path(model, is_leaf=is_layer)
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), x)
+        for path, x in leaves
+        if isinstance(x, eqx.Module) and is_layer(x) and type(x) is not eqx.nn.MultiheadAttention
+    ]
+
+
+def _is_ours(layer: eqx.Module) -> TypeGuard[MultiheadAttention]:
+    return isinstance(layer, MultiheadAttention)
+
+
+def _described(place: str, layer: eqx.Module) -> str:
+    text = type(layer).__name__ + " of attn_dispatch already" * _is_ours(layer)
+    return f"{place}: {text}" if place else text
 
 
 def _like(

@@ -53,11 +53,14 @@ def check_no_conflict(
     """
     for name, value in options.items():
         default = defaults.get(name)
-        if name in given and not any(is_same(given[name], x) for x in (value, default)):
-            raise ValueError(
-                f"{name}: expected {text_of(value)}, as {maker}({name}=…) sets it, or the default "
-                f"{default!r} from the layer, got {text_of(given[name])}"
-            )
+        if name not in given or any(is_same(given[name], x) for x in (value, default)):
+            continue
+        got = given[name]
+        raise ValueError(
+            f"{name}: expected {text_of(value)}, as {maker}({name}=…) sets it, or the default "
+            f"{default!r} from the layer, got "
+            + ("another array " * (is_array(value) and is_array(got)) + text_of(got))
+        )
 
 
 def is_array(x: object) -> bool:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import cast
+
+import numpy as np
+
+from attn_dispatch.call.static_arguments import (
+    Window,
+    check_bool,
+    check_soft_cap,
+    window_sides,
+)
 
 _RESULTS = ("return_residual", "return_lse", "return_max_logits")
 
@@ -30,6 +40,34 @@ def check_options(
                 f"{name}: expected no further results in a layer, which returns one array, got "
                 f"{options[name]!r}; attn_dispatch.dot_product_attention returns them"
             )
+
+
+def check_not_given(options: Mapping[str, object], names: Collection[str], maker: str) -> None:
+    """Check that options, which hold for every call, have none of the arguments of each call.
+
+    Args:
+      options: what the user gave, by name.
+      names: the arguments that a layer passes, or is passed, in each call.
+      maker: the name of the function that the user called with the options, for messages.
+
+    Raises:
+      ValueError: they have one.
+    """
+    for name in names:
+        if name in options:
+            raise ValueError(f"{name}: expected it in each call of the layer, got it in {maker}(…)")
+
+
+def check_static_values(options: Mapping[str, object]) -> None:
+    """Check the values that are known before any call: of the window, soft cap and booleans.
+
+    Raises:
+      ValueError: one is not what `attn_dispatch.dot_product_attention` takes.
+    """
+    window_sides(cast("Window", options.get("local_window_size")))
+    check_soft_cap(options.get("logits_soft_cap"), np.float64)
+    for name in ("is_causal", "deterministic_backward"):
+        check_bool(name, options.get(name, False))
 
 
 def check_layout(options: Mapping[str, object]) -> None:

@@ -73,6 +73,9 @@ class Tally:
     def warn_if_unused(self, since: State, originals: Iterable[Callable[..., object]]) -> None:
         """Warn if nothing was counted, unless a program traced earlier may have run.
 
+        Such a program calls no Python function. It may exist once an earlier call was counted, and
+        then only a softmax in the block shows that other attention ran.
+
         Args:
           since: the state when the patch was started.
           originals: the functions that it replaced.
@@ -96,7 +99,8 @@ def _early_imports(originals: Iterable[Callable[..., object]]) -> Iterator[str]:
     """The names by which modules of other packages hold the originals."""
     functions = [x for x in originals if isinstance(x, FunctionType)]
     homes = {x.__module__.partition(".")[0] for x in functions}
-    for module_name, module in list(sys.modules.items()):
+    modules = {id(x): (name, x) for name, x in reversed(list(sys.modules.items()))}
+    for module_name, module in reversed(list(modules.values())):  # by each module's first name
         if module_name.partition(".")[0] in homes:
             continue
         for name, value in list(getattr(module, "__dict__", {}).items()):

@@ -10,6 +10,7 @@ from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.foreign_names import check_names
 from attn_dispatch.integrations.flax.function import Options, attention_fn, check_options
 from attn_dispatch.integrations.merging import Attention, with_options
+from attn_dispatch.integrations.options import check_not_given, check_static_values
 
 _FLAX = ("broadcast_dropout", "dtype")
 
@@ -42,10 +43,14 @@ def attention(**options: Unpack[FlaxOptions]) -> Attention:
 
     Raises:
       TypeError: there is no such argument.
-      ValueError: options ask for dropout, for further results, or for another order of axes.
+      ValueError: options have a query, key or value, which the layer passes; or they ask for
+        dropout, for further results, or for another order of axes; or a window, soft cap or bool
+        is wrong.
     """
     check_names(dot_product_attention, {x: y for x, y in options.items() if x not in _FLAX})
     if "dropout_rate" in options:
         raise ValueError("dropout_rate: expected it in the layer, got it in attention(…)")
+    check_not_given(options, ("query", "key", "value"), "attention")
     check_options(options)
+    check_static_values(options)
     return with_options(attention_fn, options, "attention")
