@@ -74,11 +74,15 @@ def test_each_gpu_gives_the_same_results(record):
 SPECS = {"batch": P("x"), "heads": P(None, None, "x"), "sequence": P(None, "x")}
 
 
+@pytest.mark.filterwarnings("ignore:attention is split:attn_dispatch.AttentionShardingWarning")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("split", SPECS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_agrees_with_one_gpu(name, split, kind, record):
-    """The programs are those of docs/meshes.md, in bfloat16."""
+    """The programs are those of docs/meshes.md, in bfloat16.
+
+    Keys of one head that are sharded along their length are gathered, with a warning.
+    """
     program, two_devices = PROGRAMS[name], make_mesh((2,), kind, DEVICES)
     # A kernel's dropout mask depends on the device; XLA's is the same for any number of devices.
     with attn_dispatch.sharded_dropout("same"), attn_dispatch.fallback("silent"):
