@@ -237,7 +237,10 @@ def _other_layers(model: object) -> list[tuple[str, eqx.Module]]:
             return is_theirs(x)
         return not any(map(is_theirs, jax.tree.leaves(x, is_leaf=is_theirs)))
 
-    leaves = jax.tree.leaves_with_path(model, is_leaf=is_layer)
+    leaves = cast(
+        "list[tuple[tuple[object, ...], object]]",
+        jax.tree.leaves_with_path(model, is_leaf=is_layer),
+    )
     return [
         (jax.tree_util.keystr(path, simple=True, separator="/"), x)
         for path, x in leaves
