@@ -4,8 +4,9 @@ usage: python benchmarks/scan.py [--rounds N] [--seconds S] [--out FOLDER]
 
 The gradient of 8 causal attention layers in bfloat16, [4, 4096, 16, 128], through this package and
 through `jax.nn.dot_product_attention` on cuDNN: in a `lax.scan`, and written one after the other.
-The forward kernels are counted in the optimized HLO. Before timing, the gradients of both packages
-are compared.
+The forward kernels are counted in the optimized HLO: XLA of JAX 0.11.2 would run those that come
+through its foreign function interface twice in a scan (core/primitive.py). Gradients are compared
+with those of jax.nn; the order in which cuDNN adds them is not always the same.
 """
 
 from __future__ import annotations
