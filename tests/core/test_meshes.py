@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -12,22 +9,15 @@ import pytest
 
 from tests.scripts import mesh_table
 from tests.support.mesh_programs import LAYOUTS, PROGRAMS, cells
-from tests.support.repository import ROOT, environment
+from tests.support.module_report import report_of
+from tests.support.repository import ROOT
 
 TOLERANCE = 1e-4  # shards can sum in another order
 
 
-def run(module: str, *arguments: str, **variables: str) -> str:
-    command = [sys.executable, "-m", module, *arguments]
-    env = environment(**variables)
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return json.loads(run("tests.scripts.mesh_table", "--print").splitlines()[-1])
+    return report_of("tests.scripts.mesh_table", "--print")
 
 
 MANUAL = [f"shard_map over all axes|N 8, K 4|{kind}" for kind in ("Auto", "Explicit")] + [
@@ -86,7 +76,7 @@ def test_meshes_page_has_every_layout_and_program():
 
 @pytest.fixture(scope="module")
 def calls_report() -> dict[str, Any]:
-    return json.loads(run("tests.core.mesh_calls").splitlines()[-1])
+    return report_of("tests.core.mesh_calls")
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
@@ -177,10 +167,7 @@ def test_each_device_seeds_its_kernel_differently(calls_report):
 
 def test_compilation_cache_distinguishes_and_finds_calls(tmp_path):
     """Calls with different options are different entries; another process finds both again."""
-    first, again = (
-        json.loads(run("tests.core.mesh_calls", "--cache", str(tmp_path)).splitlines()[-1])
-        for _ in range(2)
-    )
+    first, again = (report_of("tests.core.mesh_calls", "--cache", str(tmp_path)) for _ in range(2))
     assert first["sums"] == again["sums"]
     assert first["sums"]["Auto"] == first["sums"]["Explicit"]
     assert len(set(first["sums"]["Auto"])) == 2

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.repository import ROOT, environment
+from tests.support.module_report import report_of
 
 TOLERANCE = 5e-6  # shards can sum in another order
 
 
 @pytest.fixture(scope="module")
 def report():
-    command = [sys.executable, "-m", "tests.core.partitioned_calls"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return report_of("tests.core.partitioned_calls")
 
 
 @pytest.mark.parametrize("kv_heads", [8, 2, 1])

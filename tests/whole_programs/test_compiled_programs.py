@@ -6,18 +6,15 @@ compiles the same programs for the GPUs that it finds.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.support.backend import needs_cudnn
 from tests.support.model_programs import PROGRAMS
+from tests.support.module_report import report_of
 from tests.support.optimized_hlo import Kernel, compiled
-from tests.support.repository import ROOT, environment
 
 PLUGIN = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
 
@@ -26,10 +23,7 @@ PLUGIN = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
 def report() -> Any:
     if not os.path.isdir(PLUGIN):
         pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
-    command = [sys.executable, "-m", "tests.whole_programs.compiled_programs", PLUGIN]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return report_of("tests.whole_programs.compiled_programs", PLUGIN)
 
 
 @needs_cudnn

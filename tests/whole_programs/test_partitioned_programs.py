@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.repository import ROOT, environment
+from tests.support.module_report import report_of
 
 
 @pytest.fixture(scope="module")
 def report() -> Any:
-    command = [sys.executable, "-m", "tests.whole_programs.partitioned_programs"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return report_of("tests.whole_programs.partitioned_programs")
 
 
 @pytest.mark.parametrize(
