@@ -95,7 +95,7 @@ def test_correct_calls_do_not_warn(seed: int):
 
 
 def test_many_calls_with_swapped_axes_do_not_pass_in_silence():
-    """Of such short lengths; what remains has the numbers of a short prompt and many heads."""
+    """Silent calls have the numbers of a short prompt and many heads."""
     draw = random.Random(0)
     said = [bool(notice(swapped(draw))) for _ in range(200)]
     assert sum(said) > 160

@@ -22,7 +22,7 @@ class Kernel:
     target: str
     dtype: str
     query_elements: int
-    """Of the array of queries, which may be packed."""
+    """The number of elements of the array of queries, which may be packed."""
     num_heads: int
     num_kv_heads: int
     head_dim: int

@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it may run the call, which only a planner that is not here can tell."""
+        """Whether only a planner that is not here can tell if the implementation runs the call."""
         return is_unknown(self.reasons)
 
 
