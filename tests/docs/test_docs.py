@@ -32,6 +32,16 @@ FRAMEWORKS_PAGE = "docs/integrations.md"
 # The comments of its print calls are what they print where cuDNN plans.
 KERNELS_PAGE = "docs/caches.md"
 
+# The sections of the same page, and arguments that the calls in their examples have.
+KINDS_OF_CACHES = {
+    "Left padding": ("query_segment_ids", "key_value_segment_ids", "max_segments"),
+    "Ring buffers": ("key_value_seq_lengths", "mask_mod"),
+    "Sliding caches": ("key_value_segment_ids", "local_window_size"),
+    "Prompts in chunks": ("query_seq_lengths", "key_value_seq_lengths", "causal_alignment"),
+    "Drafts": ("key_value_seq_lengths", "causal_alignment", "mask_mod"),
+    "Models you did not write": ("key_value_segment_ids", "max_segments"),
+}
+
 # A snippet with one of these in the line before its fence is not run here.
 NEEDS = {
     "<!-- needs a GPU -->": "a GPU",
@@ -59,6 +69,19 @@ def test_the_snippets_of_a_page_run_in_order(name: str, monkeypatch):
         expected = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(codes), re.M)
         assert len(expected) > 10
         assert printed.getvalue().splitlines() == expected
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_CACHES)
+def test_each_kind_of_cache_has_an_example_that_is_compared(kind: str):
+    page = (ROOT / KERNELS_PAGE).read_text("utf-8")
+    table, _, _ = page.partition("\n## ")
+    assert f"](#{kind.lower().replace(' ', '-')}) |" in table
+    _, _, section = page.partition(f"\n## {kind}\n")
+    section, _, _ = section.partition("\n## ")
+    code = "".join(x["code"] for x in _FENCE.finditer(section) if x["kind"] == "python")
+    assert "assert_equal(" in code
+    for argument in KINDS_OF_CACHES[kind]:
+        assert f"{argument}=" in code, argument
 
 
 def test_at_most_two_snippets_are_marked_as_not_run():

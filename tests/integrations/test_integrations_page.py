@@ -47,6 +47,13 @@ def test_each_integration_has_an_example():
     assert "patch_jax_nn" in code
 
 
+@pytest.mark.parametrize("title", ["Flax", "Equinox", "Penzai"])
+def test_an_example_replaces_the_attention_of_a_whole_model(title: str):
+    assert any(
+        "replace_attention(model" in code for heading, code in examples() if heading == title
+    )
+
+
 @pytest.mark.parametrize(("title", "code"), examples(), ids=lambda x: x.split("\n")[0])
 def test_an_example_runs(title: str, code: str):
     for name in FRAMEWORKS:
