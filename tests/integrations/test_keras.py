@@ -95,6 +95,16 @@ def test_the_soft_cap_is_the_one_that_keras_documents():
     np.testing.assert_allclose(got, np.einsum("bnts,bsnh->btnh", weights, V), atol=2e-6)
 
 
+def test_a_block_in_which_keras_computes_all_attention_warns():
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    layer = keras.layers.MultiHeadAttention(N, 4)
+    with (
+        pytest.warns(AttentionConventionWarning, match="patch_keras: nothing called"),
+        patch_keras(),
+    ):
+        layer(x, x, return_attention_scores=True)
+
+
 def test_keras_computes_returned_scores_and_other_attention_axes(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     layer = keras.layers.MultiHeadAttention(N, 4, dropout=0.3)
