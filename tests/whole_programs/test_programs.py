@@ -207,8 +207,6 @@ def test_assert_kernels_raises_if_a_call_has_no_kernel():
     assert str(raised.value).count("line  ") == 1  # only the call that falls back
     number = "<lambda>: 2 attention calls of attn_dispatch, 1 of them without a kernel"
     assert number in str(raised.value)
-    with pytest.raises(AssertionError, match="<lambda>: no attention call of attn_dispatch"):
-        assert_kernels(lambda q: q, Q, target="h100")
 
     def both(q: Any) -> jax.Array:
         return attend(q) + jax.nn.dot_product_attention(q, q, q)
@@ -232,6 +230,36 @@ def test_assert_kernels_raises_if_a_call_has_no_kernel():
 
 
 @needs_cudnn
+def test_a_step_that_does_not_return_its_gradients_is_found_out():
+    def returns_the_loss(ws: Any, x: Any) -> Any:
+        value, _ = jax.value_and_grad(loss)(ws, x)
+        return value
+
+    found = explain_program(returns_the_loss, W, X, target="h100")
+    assert found.lacks_backward and "\nbackward  none in the program" in str(found)
+    with pytest.raises(AssertionError, match="expected a backward pass in returns_the_loss"):
+        assert_kernels(returns_the_loss, W, X, target="h100")
+    for uses_it in (jax.value_and_grad(loss), lambda ws, x: jax.jvp(loss, (ws, x), (ws, x))):
+        found = explain_program(uses_it, W, X, target="h100")
+        assert not found.lacks_backward and "none in the program" not in str(found)
+
+
+@needs_cudnn
+def test_a_teacher_whose_gradient_is_stopped_passes():
+    def distillation(w: Any, x: Any) -> Any:
+        distance = layer(x, w) - jax.lax.stop_gradient(layer(x, 2 * w))
+        return (distance.astype(jnp.float32) ** 2).sum()
+
+    found = assert_kernels(jax.grad(distillation), struct(256, 256), X, target="h100")
+    assert not found.lacks_backward
+
+
+@pytest.mark.parametrize("allow_others", [False, True])
+def test_a_program_that_returns_nothing_has_no_attention(allow_others: bool):
+    with pytest.raises(AssertionError, match="expected attention in <lambda>, got none"):
+        assert_kernels(lambda q: (attend(q), None)[1], Q, target="h100", allow_others=allow_others)
+
+
 def test_fallback_error_checks_for_a_gpu_target_while_lowering_for_a_cpu():
     """A call that would fall back on the target is an error when a program is lowered for a CPU."""
     q = np.ones(Q.shape, jnp.bfloat16)

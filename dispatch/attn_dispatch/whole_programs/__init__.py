@@ -106,7 +106,7 @@ def assert_kernels(
 
     Raises:
       AssertionError: with the calls that no kernel runs, the reasons, and other attention; or if
-        the program has no attention call of attn_dispatch.
+        the program has no attention, or differentiates it without a backward pass.
       ValueError: the target is unknown, or no GPU.
     """
     if target is not None:
@@ -118,9 +118,19 @@ def assert_kernels(
     if found.device.platform not in ("cuda", "rocm"):
         raise ValueError(f"assert_kernels: expected a GPU as target, got {found.device}")
     judged = replace(found, others=()) if allow_others else found
+    if not judged.calls and not judged.others:
+        raise AssertionError(f"expected attention in {found.name}, got none ({_RETURN_IT})")
     if wrong := judged.without_kernel():
         raise AssertionError(f"expected a kernel for every attention, got these without:\n{wrong}")
+    if found.lacks_backward:
+        raise AssertionError(
+            f"expected a backward pass in {found.name}, got none (remedy: return the gradients or "
+            f"what they update; {_RETURN_IT})\n{found}"
+        )
     return found
+
+
+_RETURN_IT = "what a function does not return is not part of its program"
 
 
 def _explained(pair: Pair, device: Device) -> ProgramCall:

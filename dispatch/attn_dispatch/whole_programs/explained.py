@@ -16,6 +16,7 @@ from attn_dispatch.whole_programs.places import Place
 from attn_dispatch.whole_programs.runs import Runs
 
 _WIDTH = 100
+_NO_BACKWARD = "none in the program: it differentiates attention, and returns no result of that"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,14 @@ class ProgramExplanation:
         """The calls of which a direction is not known to be run by a vendor's kernel."""
         return tuple(x for x in self.calls if x.fallbacks)
 
+    @property
+    def lacks_backward(self) -> bool:
+        """Whether calls are differentiated, but nothing that the program returns needs that."""
+        wanted = [x.explanation.call.wanted for x in self.calls]
+        has_derivative = any(x.derivative for x in wanted)
+        has_derivative |= any(x.explanation.backward for x in self.calls)
+        return not has_derivative and any(x.differentiated for x in wanted)
+
     def without_kernel(self, width: int = _WIDTH) -> str:
         """The part of the list that a vendor's kernel does not run; "" if there is none."""
         calls = self.fallbacks
@@ -121,6 +130,8 @@ class ProgramExplanation:
         lines += planner_lines(next((x for x in missing if x is not None), None), width)
         for call in calls:
             lines += ["", *call.lines(width, codes=codes)]
+        if self.lacks_backward:
+            lines += ["", *wrapped("backward  ", _NO_BACKWARD, width)]
         if self.others:
             number = counted(len(self.others), "attention")
             lines += ["", *wrapped("", f"not through attn_dispatch: {number}", width)]
