@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import inspect
 import math
 import os
 import re
@@ -109,7 +110,13 @@ def _function(name: str) -> Callable[..., object]:
             f"{_EXPECTED}, got the path {module!r} (remedy: name the module, {dotted}:{function})"
         )
     sys.path.insert(0, os.getcwd())  # as `python -m` does
-    found: object = importlib.import_module(module)
+    try:
+        found: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:  # the module is there, and imports one that is not
+            raise
+        where = f"in {os.getcwd()} or elsewhere on Python's path"
+        raise ValueError(f"{_EXPECTED}, got no module {module!r} {where}") from error
     for part in function.split("."):
         if not hasattr(found, part):
             raise ValueError(f"{_EXPECTED}; {module} has no {function!r}")
@@ -133,10 +140,21 @@ def _call(
         names.append(name)
         arrays.append(found)
 
+    def words_of(arrays: Sequence[object]) -> tuple[list[object], dict[str, object]]:
+        pairs = list(zip(names, arrays, strict=True))
+        return [x for name, x in pairs if not name], {name: x for name, x in pairs if name}
+
+    unnamed, named = words_of(arrays)
+    try:
+        inspect.signature(function).bind(*unnamed, **named)
+    except TypeError as error:
+        remedy = "write its arrays as ARRAY, or name a function without arguments that calls it"
+        raise ValueError(f"MODULE:FUNCTION: {error} (remedy: {remedy})") from error
+
     @functools.wraps(function)
     def program(*arrays: object) -> object:
-        unnamed = [x for name, x in zip(names, arrays, strict=True) if not name]
-        return function(*unnamed, **{n: x for n, x in zip(names, arrays, strict=True) if n})
+        unnamed, named = words_of(arrays)
+        return function(*unnamed, **named)
 
     return program, arrays
 
