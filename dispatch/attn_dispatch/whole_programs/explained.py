@@ -16,7 +16,7 @@ from attn_dispatch.whole_programs.places import Place
 from attn_dispatch.whole_programs.runs import Runs
 
 _WIDTH = 100
-_NO_BACKWARD = "none in the program: it differentiates attention, and returns no result of that"
+_NO_BACKWARD = "none in the program, although it differentiates attention"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ProgramExplanation:
 
     @property
     def lacks_backward(self) -> bool:
-        """Whether calls are differentiated, but nothing that the program returns needs that."""
+        """Whether the program differentiates attention, but has no backward pass of it."""
         wanted = [x.explanation.call.wanted for x in self.calls]
         has_derivative = any(x.derivative for x in wanted)
         has_derivative |= any(x.explanation.backward for x in self.calls)
