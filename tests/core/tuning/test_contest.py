@@ -107,9 +107,9 @@ def test_calls_are_tuned_only_on_request_and_once(toy, monkeypatch):
 def test_no_engines_are_tried_after_the_time_limit(toy, monkeypatch):
     now = iter(range(10**6))
     monkeypatch.setattr(contest.time, "monotonic", lambda: float(next(now)))
-    with tuning(2):
+    with tuning(0.5):  # over when the clock is read again, whoever else reads it
         winner = present(contest.tune(SPEC, CPU))
-    assert {"toy", "xla"} <= set(winner.microseconds) < {"toy", "xla", "toy 1", "toy 2"}
+    assert set(winner.microseconds) == {"toy", "xla"}
 
 
 def test_interrupt_stops_after_the_current_engine(toy, monkeypatch, capsys):
