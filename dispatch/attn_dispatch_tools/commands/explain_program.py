@@ -113,7 +113,7 @@ def _function(name: str) -> Callable[..., object]:
     try:
         found: object = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module:  # the module is there, and imports one that is not
+        if not f"{module}.".startswith(f"{error.name}."):  # it is there, and imports another
             raise
         where = f"in {os.getcwd()} or elsewhere on Python's path"
         raise ValueError(f"{_EXPECTED}, got no module {module!r} {where}") from error
@@ -147,6 +147,8 @@ def _call(
     unnamed, named = words_of(arrays)
     try:
         inspect.signature(function).bind(*unnamed, **named)
+    except ValueError:
+        pass  # Python does not know the signatures of some functions in C
     except TypeError as error:
         remedy = "write its arrays as ARRAY, or name a function without arguments that calls it"
         raise ValueError(f"MODULE:FUNCTION: {error} (remedy: {remedy})") from error

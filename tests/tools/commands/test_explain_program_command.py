@@ -34,6 +34,7 @@ def stop(x):
     raise SystemExit(0)
 
 number = 3
+in_c = dict
 """
 MODULE = "programs_to_explain"
 
@@ -104,9 +105,14 @@ def test_wrong_arguments_end_with_an_error(output_of, words, message):
         output_of(*words)
 
 
+def test_a_function_without_a_signature_is_called(output_of):
+    assert "no attention call" in output_of("in_c", "x=f32[1,8,2,4]", "--target", "cpu")
+
+
 def test_a_missing_module_is_an_error(output_of):
-    with pytest.raises(SystemExit, match=r"got no module 'nowhere' in /.* or elsewhere on"):
-        cli.main(["explain-program", "nowhere:step"])
+    for module in ("nowhere", "nowhere.train"):
+        with pytest.raises(SystemExit, match=rf"got no module '{module}' in /.* or elsewhere on"):
+            cli.main(["explain-program", f"{module}:step"])
     with pytest.raises(SystemExit, match=r"^error: expected MODULE:FUNCTION like train:step, got"):
         cli.main(["explain-program", "nowhere"])
 
