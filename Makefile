@@ -73,7 +73,7 @@ finetune: $(VENV)/demo-packages $(VENV)/train-packages
 VENDORS := ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
   ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter ATTN_DISPATCH_TEST_CUDA_PLUGIN=$(CURDIR)/$(VENV)/cuda-plugin
 # Plans and compiled programs of earlier runs, which save a quarter of the suite's time. JAX's key of a program
-# holds all that its code depends on, unlike the key of a plan, which does not change with the CUDA library.
+# holds all that its code depends on. A plan's does not change with the CUDA library, so a new library discards all.
 KEPT := ATTN_DISPATCH_PLANS=$(CURDIR)/$(VENV)/plans JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV)/programs \
   JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.05 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 TESTS_IN_PARALLEL = $(KEPT) LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" $(BIN)/python -m pytest -n auto --maxprocesses 4 \

@@ -15,8 +15,6 @@ from tests.support.repository import DOCS
 PAGE = (DOCS / "getting_started.md").read_text("utf-8")
 _, _, SECTION = PAGE.partition("## A model of your own\n")
 SECTION, _, _ = SECTION.partition("\n## ")
-
-
 PROGRAM = "\n\n".join(re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL))
 COMMANDS = re.findall(r"^attn-dispatch (explain-program .*)$", SECTION, re.MULTILINE)
 
