@@ -119,6 +119,21 @@ def _replaced_already(model: nnx.Module | linen.Module) -> ValueError:
     )
 
 
+def _intercepted(model: type[linen.Module]) -> type[linen.Module]:
+    """The class of a model, or a subclass of it whose call goes through `_call_wrapped_method`.
+
+    The `__call__` that `linen.remat(Model)` and the like make does not.
+    """
+    if model.__module__ != linen.transforms.__name__:
+        return model
+
+    class Intercepted(model):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    return Intercepted
+
+
 def _linen_with(
     model: linen.Module, ours: Attention, options: Mapping[str, object]
 ) -> linen.Module:
@@ -149,16 +164,16 @@ def _linen_with(
     calls = 0
     named: list[str] = []
 
-    class Replaced(theirs):
+    class Replaced(_intercepted(theirs)):
         _has_attn_dispatch = True
 
         @linen.nowrap
         def _call_wrapped_method(self, fun: Any, args: Any, kwargs: Any) -> Any:
-            before, stayed = calls, len(named)
+            stayed = len(named)
             with linen.intercept_methods(replacing):
                 method = cast("Callable[..., Any]", super()._call_wrapped_method)
                 out = method(fun, args, kwargs)
-            if fun.__name__ == "__call__" and calls == before:
+            if fun.__name__ == "__call__" and not calls:  # linen.jit traces the first call alone
                 seen = f"; found {'; '.join(named[stayed:])}" if named[stayed:] else ""
                 warn_of_convention(
                     f"replace_attention: {theirs.__name__} calls no attention function of Flax "
