@@ -208,6 +208,7 @@ _UNKNOWN_NAMES = {
     "typed_jax.py": "the parameters of a JAX primitive",
     "core/interpreters.py": "the parameters of a JAX primitive",
     "integrations/equinox.py": "the arguments of Equinox's layer",
+    "integrations/flax/models.py": "the arguments of a Linen model",
     "integrations/merging.py": "the arguments that a layer of a framework passes",
     "integrations/penzai.py": "side inputs, which Penzai hands to every layer",
 }
