@@ -109,7 +109,7 @@ class Reading(ABC, Generic[Keys]):
             moved = _moved(name, given)
             return self._condition(equation) if moved is None else moved
         if name in _MIRRORED and len(given) == 2:
-            borders = _compared(name, *given)
+            borders = compared(name, *given)
             return self._condition(equation) if borders is None else self._between(borders)
         return self._condition(equation)
 
@@ -150,21 +150,21 @@ def _moved(name: str, given: Sequence[object]) -> Position | None:
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq"}
 
 
-def _compared(name: str, x: object, y: object) -> Borders | None:
+def compared(name: str, x: object, y: object) -> Borders | None:
     """The keys for which the comparison of a position with a number holds."""
     if isinstance(x, Number):
-        return _compared(_MIRRORED[name], y, x)
+        return compared(_MIRRORED[name], y, x)
     if not (isinstance(x, Position) and isinstance(y, Number)):
         return None
     if x.is_absolute:
         if name not in ("lt", "le"):
             return None
         x = replace(x, is_absolute=False)
-        both = (_compared(name, x, y), _compared(_MIRRORED[name], x, minus(y)))
+        both = (compared(name, x, y), compared(_MIRRORED[name], x, minus(y)))
         below, above = (z or (None, None) for z in both)
         return below[0] or above[0], below[1] or above[1]
     if x.sign < 0:
-        return _compared(_MIRRORED[name], Position(1, minus(x.more)), minus(y))
+        return compared(_MIRRORED[name], Position(1, minus(x.more)), minus(y))
     border = plus(y, minus(x.more))
     after = plus(border, constant(1))
     return {

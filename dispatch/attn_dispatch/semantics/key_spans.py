@@ -1,0 +1,174 @@
+"""The range of keys that lengths, sequences, causality and windows leave to each query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.interval_union import Range
+from attn_dispatch.semantics.packing import SequenceRanges
+from attn_dispatch.semantics.ranks import Ranks
+from attn_dispatch.semantics.row_ids import RowIds, row_lengths, search
+
+
+@dataclass(frozen=True)
+class KeySpans:
+    """Each query's position, and the keys of its sequence that its band leaves; int32 [1|B, 1|T].
+
+    Positions count inside the sequence, and so do `first` and `end`: its first key is key `start`
+    of the batch row.
+    """
+
+    position: jax.Array
+    """[1|B, T]."""
+    start: jax.Array
+    first: jax.Array
+    """At least 0."""
+    end: jax.Array
+    """At most the sequence's number of keys; not above `first` where the query sees nothing."""
+    query_ids: jax.Array | None = None
+    """[B, T], the sequence of each query, counted from 1, if there are several."""
+    is_scattered: jax.Array | None = None
+    """bool scalar: the keys of some query's sequence are not neighbours. None: they surely are."""
+
+    @staticmethod
+    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> KeySpans:
+        """The spans of a call, which has no pages."""
+        queries = _Queries.of(spec, operands)
+        first, end = _band(spec, operands, queries)
+        first = jnp.maximum(first, 0)
+        end = jnp.minimum(end, queries.keys)
+        if queries.is_real is not None:
+            end = jnp.where(queries.is_real, end, 0)
+        return KeySpans(
+            queries.position, queries.start, first, end, queries.ids, queries.is_scattered
+        )
+
+    def within(self, first: jax.Array | None, end: jax.Array | None) -> Range:
+        """The keys first <= s < end of the span, which count inside the sequence, as places of the
+        batch row."""
+        begin = self.first if first is None else jnp.maximum(self.first, first)
+        stop = self.end if end is None else jnp.minimum(self.end, end)
+        # Only an empty range can begin after its end, or reach over the end of the array.
+        begin = jnp.minimum(begin, jnp.maximum(stop, 0))
+        return self.start + begin, self.start + jnp.maximum(stop, 0)
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """Each query's position in its sequence, and the sequence's keys; int32 [1|B, 1|T]."""
+
+    position: jax.Array
+    start: jax.Array
+    keys: jax.Array
+    """The number of keys of the query's sequence."""
+    offset: jax.Array
+    """The number of keys minus the number of queries."""
+    is_real: jax.Array | None = None
+    """bool: the query belongs to a sequence; None if all do."""
+    ids: jax.Array | None = None
+    is_scattered: jax.Array | None = None
+
+    @staticmethod
+    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> _Queries:
+        if spec.is_packed and spec.most_sequences is None:
+            return _in_any_order(spec, operands)
+        if spec.is_packed:
+            return _packed(spec, operands)
+        position, zero = _iota(spec.seq_len_q), jnp.zeros((1, 1), jnp.int32)
+        if not (spec.has_lengths or spec.has("window")):
+            keys = jnp.full((1, 1), spec.seq_len_kv, jnp.int32)
+            return _Queries(position, zero, keys, keys - spec.seq_len_q)
+        # A negative side of a window makes its batch row invalid, and its lengths 0.
+        queries, keys = (row_lengths(spec, operands, x)[:, None] for x in ("query", "key"))
+        return _Queries(position, zero, keys, keys - queries, position < queries)
+
+
+def _packed(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> _Queries:
+    ranges = SequenceRanges.of(spec, operands)
+    ids = ranges.sequence_of_query
+    index = jnp.maximum(ids - 1, 0)
+
+    def pick(of_sequence: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(of_sequence, index, axis=1, mode="promise_in_bounds")
+
+    keys = pick(ranges.lengths_kv)
+    return _Queries(
+        _iota(spec.seq_len_q) - pick(ranges.starts_q),
+        pick(ranges.starts_kv),
+        keys,
+        keys - pick(ranges.lengths_q),
+        ranges.real_queries,
+        ids,
+    )
+
+
+def _in_any_order(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> _Queries:
+    """With segment ids of which no largest one is known, equal ids are a segment."""
+    found = RowIds.of(spec, operands)
+    ids = found.query
+    queries, keys = Ranks.of(ids), EqualRuns.of(found.key)
+    first, last, count = keys.find(ids)
+    is_real = (ids > 0) & (count > 0)
+    is_scattered = (is_real & (last - first + 1 != count)).any()
+    offset = count - queries.count(ids)
+    return _Queries(queries.positions(ids), first, count, offset, ids > 0, ids, is_scattered)
+
+
+@dataclass(frozen=True)
+class EqualRuns:
+    """The places of equal values in rows of values, found by sorting them."""
+
+    order: jax.Array
+    """int32 [B, L]: the places in the order of their values."""
+    ascending: jax.Array
+    """[B, L]: the values in this order."""
+
+    @staticmethod
+    def of(values: jax.Array) -> EqualRuns:
+        order = jnp.argsort(values, axis=1, stable=True).astype(jnp.int32)
+        return EqualRuns(order, jnp.take_along_axis(values, order, axis=1))
+
+    def find(self, wanted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """For each wanted value [B, M]: its first and its last place, and how many it has.
+
+        Of a value with none, the places are unspecified, but inside the row.
+        """
+        left, right = (
+            search(self.ascending, wanted, "left"),
+            search(self.ascending, wanted, "right"),
+        )
+        length = self.order.shape[1]
+
+        def place(index: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(self.order, jnp.clip(index, 0, length - 1), axis=1)
+
+        return place(left), place(right - 1), right - left
+
+
+def _band(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array], queries: _Queries
+) -> tuple[jax.Array, jax.Array]:
+    """The keys first <= s < end of the band around the diagonal, before any limits."""
+    diagonal = queries.position
+    if spec.meaning.causal_alignment == "bottom_right":
+        diagonal = diagonal + queries.offset
+    left, right = spec.band
+    first = jnp.zeros((1, 1), jnp.int32) if left is None else diagonal - left
+    end = queries.keys if right is None else diagonal + right + 1
+    if spec.has("window"):
+        # A window as wide as both lengths together hides nothing. The cut keeps sums in int32.
+        widest = spec.seq_len_q + spec.seq_len_kv
+        sides = jnp.minimum(operands["window"], widest)
+        first = jnp.maximum(first, diagonal - sides[:, :1])
+        end = jnp.minimum(end, diagonal + sides[:, 1:] + 1)
+    return first, end
+
+
+def _iota(length: int) -> jax.Array:
+    return lax.broadcasted_iota(jnp.int32, (1, length), 1)

@@ -1,0 +1,119 @@
+"""The ranges of keys that a mask_mod leaves, from its program, without a look at pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.programs.bounded_numbers import Number
+from attn_dispatch.programs.key_ranges import xla_array_of
+from attn_dispatch.programs.key_sets import EqualKeys, KeySet, KeyTerm, key_set
+from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.semantics import mods
+from attn_dispatch.semantics.interval_union import Range, any_of
+from attn_dispatch.semantics.key_spans import EqualRuns, KeySpans
+from attn_dispatch.semantics.pair_indices import PairIndices
+
+
+def known_set(spec: AttentionSpec) -> KeySet | None:
+    """The ranges of the call's mask_mod, if their ends can be computed without looking at pairs."""
+    program = spec.meaning.mask_mod
+    assert program is not None
+    found = key_set(program)
+    # In a packed row, an array by s has its entries anew in every sequence.
+    if found is not None and spec.is_packed and any(term.equal for term in found):
+        return None
+    return found
+
+
+def mod_ranges(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array], spans: KeySpans, terms: KeySet
+) -> tuple[list[Range], jax.Array | None]:
+    """The terms' ranges inside the spans, and whether one of them is not a range; None: all are."""
+    mod = _Mod.of(spec, operands, spans)
+    ranges: list[Range] = []
+    unknown: jax.Array | None = None
+    for term in terms:
+        found, has_others = mod.range_of(term)
+        ranges.append(found)
+        unknown = any_of(unknown, has_others)
+    return ranges, unknown
+
+
+@dataclass(frozen=True)
+class _Mod:
+    """A mask_mod with the arrays and the indices that it is called with."""
+
+    program: ModProgram
+    arrays: tuple[jax.Array, ...]
+    indices: PairIndices
+    spans: KeySpans
+
+    @staticmethod
+    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array], spans: KeySpans) -> _Mod:
+        program = spec.meaning.mask_mod
+        assert program is not None
+        keys = jnp.arange(spec.seq_len_kv, dtype=jnp.int32)[None]
+        indices = PairIndices.of(spec, operands, spans.position, keys, spans.query_ids)
+        assert indices is not None
+        return _Mod(program, mods.arrays_of("mask_mod", program, operands), indices, spans)
+
+    def range_of(self, term: KeyTerm) -> tuple[Range, jax.Array | None]:
+        """The keys of a term, and whether other keys are between them."""
+        first, end = self._number(term.first), self._number(term.end)
+        runs = [self._run(equal) for equal in term.equal]
+        for run in runs:
+            first = run.first if first is None else jnp.maximum(first, run.first)
+            end = run.end if end is None else jnp.minimum(end, run.end)
+        found = self.spans.within(first, end)
+        return found, any_of(*(run.has_others(found) for run in runs))
+
+    def _number(self, number: Number | None) -> jax.Array | None:
+        """int32 [1|B, 1|T]."""
+        if number is None:
+            return None
+        array = xla_array_of(number, self.program)
+        return mods.xla_array(array, self.indices, self.arrays)[:, 0, :, 0]
+
+    def _run(self, equal: EqualKeys) -> _Run:
+        of_key = mods.xla_array(equal.of_key, self.indices, self.arrays)[:, 0, 0, :]
+        wanted = mods.xla_array(equal.of_query, self.indices, self.arrays)[:, 0, :, 0]
+        batch = jnp.broadcast_shapes(of_key.shape[:1], wanted.shape[:1])
+        wanted = jnp.broadcast_to(wanted, (*batch, wanted.shape[1]))
+        of_key = jnp.broadcast_to(of_key, (*batch, self.indices.s.shape[1]))
+        first, last, count = EqualRuns.of(of_key).find(wanted)
+        is_found = count > 0
+        return _Run(of_key, wanted, jnp.where(is_found, first, 0), jnp.where(is_found, last + 1, 0))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The keys from the first to the last one at which an array equals a number of the query."""
+
+    of_key: jax.Array
+    """[1|B, S]."""
+    wanted: jax.Array
+    """[1|B, 1|T]."""
+    first: jax.Array
+    """int32 [1|B, 1|T]."""
+    end: jax.Array
+
+    def has_others(self, keys: Range) -> jax.Array:
+        """bool scalar: among these keys, of some query, are some at which the array differs."""
+        begin, end = jnp.broadcast_arrays(*keys)
+        shape = (max(begin.shape[0], self.of_key.shape[0]), begin.shape[1])
+        begin, end = (jnp.broadcast_to(x, shape) for x in (begin, end))
+        length = self.of_key.shape[1]
+        values = jnp.broadcast_to(self.of_key, (shape[0], length))
+        is_new = values[:, 1:] != values[:, :-1]
+        run = jnp.pad(jnp.cumsum(is_new, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+
+        def at(x: jax.Array, place: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(x, jnp.clip(place, 0, length - 1), axis=1)
+
+        is_run = (at(run, begin) == at(run, end - 1)) & (at(values, begin) == self.wanted)
+        return ((begin < end) & ~is_run).any()
