@@ -97,7 +97,7 @@ class _Blocks:
 
 
 def _batch(spec: AttentionSpec) -> int:
-    """The number of rows along the mask's batch axis. Where the batch is a symbol, one is counted."""
+    """The length of the mask's batch axis. Where the batch is a symbol, one row is counted."""
     return spec.batch if isinstance(spec.batch, int) and not _is_shared(spec) else 1
 
 
