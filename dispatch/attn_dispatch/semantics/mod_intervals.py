@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Var
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.bounded_numbers import Number
 from attn_dispatch.programs.key_ranges import xla_array_of
 from attn_dispatch.programs.key_sets import EqualKeys, KeySet, KeyTerm, key_set
-from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.programs.nodes import XlaArray
+from attn_dispatch.programs.program import INDICES, ModProgram
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.interval_union import Range, any_of
 from attn_dispatch.semantics.key_spans import EqualRuns, KeySpans
 from attn_dispatch.semantics.pair_indices import PairIndices
+from attn_dispatch.typed_jax import type_of
 
 
 def known_set(spec: AttentionSpec) -> KeySet | None:
@@ -24,10 +29,37 @@ def known_set(spec: AttentionSpec) -> KeySet | None:
     program = spec.meaning.mask_mod
     assert program is not None
     found = key_set(program)
-    # In a packed row, an array by s has its entries anew in every sequence.
-    if found is not None and spec.is_packed and any(term.equal for term in found):
+    if found is None:
         return None
-    return found
+    equal = [x for term in found for x in term.equal]
+    # In a packed row, an array by s has its entries anew in every sequence.
+    if equal and spec.is_packed:
+        return None
+    return None if any(_is_scattered(x, spec.seq_len_kv) for x in equal) else found
+
+
+def _is_scattered(equal: EqualKeys, keys: int) -> bool:
+    """Whether it is known that other keys are between those of some value, as with s % 2.
+
+    It is not known of a value that depends on arrays.
+    """
+    jaxpr = equal.of_key.body.jaxpr
+    read = {x for eqn in jaxpr.eqns for x in eqn.invars if isinstance(x, Var)}
+    if not read.isdisjoint(jaxpr.invars[len(INDICES) :]) or "b" in equal.of_key.axes:
+        return False
+    return _has_scattered_values(equal.of_key, keys)
+
+
+@lru_cache(maxsize=1024)
+def _has_scattered_values(of_key: XlaArray, keys: int) -> bool:
+    with jax.ensure_compile_time_eval():
+        zero, places = jnp.zeros((1, 1), jnp.int32), jnp.arange(keys, dtype=jnp.int32)
+        indices = PairIndices(zero[0], zero, zero, zero, places[None])
+        unread = [type_of(x) for x in of_key.body.jaxpr.invars[len(INDICES) :]]
+        arrays = [jnp.zeros((1, *x.shape), x.dtype) for x in unread]
+        values = np.asarray(mods.xla_array(of_key, indices, arrays)).reshape(-1)
+    number_of_runs = 1 + np.count_nonzero(values[1:] != values[:-1])
+    return number_of_runs != np.unique(values).size
 
 
 def mod_ranges(

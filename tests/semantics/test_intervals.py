@@ -1,0 +1,181 @@
+"""Masks as intervals, against the same masks over all pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch.reason import rules_of
+from attn_dispatch.semantics import evaluated_intervals
+from attn_dispatch.semantics.interval_rules import is_evaluated
+from attn_dispatch.semantics.intervals import Intervals, not_supported_reasons
+from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics.masks import allowed
+from attn_dispatch.semantics.positions import Positions
+from attn_dispatch_tools.verify.reference import allowed as reference_allowed
+from tests.support.interval_calls import (
+    BATCH,
+    MODS,
+    Arrays,
+    Draw,
+    IntervalCall,
+    dense,
+    drawn_calls,
+    runs,
+)
+
+DRAWS = 6
+CALLS = drawn_calls(60, 3)
+
+
+def found_and_mask(call: IntervalCall, draws: int, seed: int) -> list[Any]:
+    """For each drawing of the arrays: Intervals, the mask bool [B, T, S], the spec, the arrays."""
+    rng = Draw(seed)
+    spec = call.spec(call.draw(rng))
+    assert not_supported_reasons(spec) == ()
+
+    @jax.jit
+    def both(operands: dict[str, jax.Array]) -> Any:
+        found = Intervals.of(spec, operands)
+        mask = allowed(spec, operands, Positions.of(spec, operands))
+        mask = True if mask is None else mask[:, 0]
+        shape = (BATCH, call.t, call.s)
+        return found.rows, found.unknown, jnp.broadcast_to(jnp.asarray(mask), shape)
+
+    # What cannot differ between drawings is not among the results of the compiled function.
+    most = Intervals.of(spec, {x: jnp.asarray(y) for x, y in call.draw(Draw(seed)).items()}).most
+    made = []
+    for _ in range(draws):
+        arrays = call.draw(rng)
+        with jax.numpy_rank_promotion("raise"):
+            rows, unknown, mask = both({x: jnp.asarray(y) for x, y in arrays.items()})
+        made.append((Intervals(rows, unknown, most), np.asarray(mask), spec, arrays))
+    return made
+
+
+def check(found: Intervals, mask: np.ndarray) -> bool:
+    """Assert that the intervals are the mask; returns whether they are known to be."""
+    rows = np.asarray(found.rows)
+    keys = mask.shape[2]
+    assert rows.dtype == np.int32 and rows.shape[1:] == (mask.shape[1], 4)
+    assert (rows[..., ::2] >= 0).all() and (rows[..., ::2] <= keys).all()
+    assert (rows[..., 1::2] >= 0).all()
+    is_hidden = found.unknown is not None and bool(found.unknown)
+    if found.most is not None or is_hidden is False:
+        assert is_hidden or runs(mask).max() <= (2 if found.most is None else found.most)
+    if is_hidden:
+        return False
+    np.testing.assert_array_equal(np.broadcast_to(dense(rows, keys), mask.shape), mask)
+    # The normal form: in order, a key between both, empty ones are (0, 0).
+    a, length_a, b, length_b = (rows[..., i] for i in range(4))
+    assert ((length_b == 0) | ((length_a > 0) & (b > a + length_a))).all()
+    assert (a[length_a == 0] == 0).all() and (b[length_b == 0] == 0).all()
+    return True
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_drawn_calls_agree_with_the_mask_over_all_pairs(number):
+    call = CALLS[number]
+    for found, mask, spec, arrays in found_and_mask(call, DRAWS, number):
+        is_known = check(found, mask)
+        if not is_known:
+            assert may_be_unknown(call, mask, arrays)
+        if not call.mod:
+            np.testing.assert_array_equal(reference_allowed(spec.options, arrays)[:, 0], mask)
+        band = KeyBand.of(spec)
+        distance = np.arange(call.s) - np.arange(call.t)[:, None]
+        outside = np.zeros_like(distance, bool)
+        outside |= distance < (-99 if band.low is None else band.low)
+        outside |= distance > (99 if band.high is None else band.high)
+        assert not (mask & outside).any()
+
+
+def may_be_unknown(call: IntervalCall, mask: np.ndarray, arrays: Arrays) -> bool:
+    """Whether rows have more than two intervals, or equal entries of an array are no neighbours."""
+    groups = [x for name, x in arrays.items() if name == "mask_mod_0" and x.ndim == 3]
+    ids = [arrays["key_value_segment_ids"]] if call.layout == "ids" else []
+    are_scattered = any(
+        runs(row == value).max() > 1
+        for x in [*ids, *(y[0] for y in groups)]
+        for row in x
+        for value in range(1, 5)
+    )
+    return runs(mask).max() > 2 or are_scattered
+
+
+def test_drawn_calls_are_of_all_kinds():
+    assert len(CALLS) * DRAWS >= 300
+    assert {x.mod for x in CALLS} == {"", *MODS}
+    assert {x.layout for x in CALLS} == {"plain", "lengths", "segments", "ids", "same", "cu"}
+    assert {is_evaluated(x.spec(x.draw(Draw(0)))) for x in CALLS if x.mod} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("call", "most", "is_sure"),
+    [
+        (IntervalCall("plain", 9, 12), 1, True),
+        (IntervalCall("plain", 9, 12, {"is_causal": True}), 1, True),
+        (IntervalCall("cu", 9, 12, {"window": (2, 1)}), 1, True),
+        (IntervalCall("ids", 9, 12), 1, False),
+        (IntervalCall("plain", 9, 12, mod="window and sinks"), 2, True),
+        (IntervalCall("plain", 9, 12, mod="prefix"), 1, True),
+        (IntervalCall("plain", 9, 12, mod="no keys"), 1, True),
+        (IntervalCall("plain", 9, 12, mod="not the own key"), 2, True),
+        (IntervalCall("plain", 9, 12, mod="documents"), 1, False),
+        (IntervalCall("plain", 9, 12, mod="three ranges"), None, False),
+        (IntervalCall("plain", 9, 12, mod="equal chunks"), 1, False),
+        (IntervalCall("plain", 9, 12, mod="product"), None, False),
+    ],
+    ids=str,
+)
+def test_static_bounds_of_intervals(call, most, is_sure):
+    arrays = call.draw(Draw(0))
+    found = Intervals.of(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()})
+    assert (found.most, found.unknown is None) == (most, is_sure)
+
+
+def test_masks_without_lengths_are_shared_by_the_batch():
+    for mod in ("", "window and sinks", "product", "dilated"):
+        call = IntervalCall("plain", 12, 9, {"is_causal": True}, mod)
+        arrays = call.draw(Draw(0))
+        found = Intervals.of(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()})
+        assert found.rows.shape[0] == 1
+
+
+@pytest.mark.parametrize("mod", ["product", "dilated"])
+def test_blocks_of_evaluated_rows(mod, monkeypatch):
+    """Blocks of few rows, the last with rows past the end, and with the keys of a band alone."""
+    monkeypatch.setattr(evaluated_intervals, "_BLOCK_PAIRS", 5 * BATCH * 12)
+    monkeypatch.setattr(evaluated_intervals, "_ENOUGH_ROWS", 2)
+    in_band = IntervalCall("plain", 12, 12, {"window": (1, 1)}, mod)
+    assert evaluated_intervals.evaluated_pairs(in_band.spec(in_band.draw(Draw(0)))) < 12 * 12
+    for call in (in_band, IntervalCall("lengths", 12, 9, {}, mod)):
+        for found, mask, _, _ in found_and_mask(call, 3, 0):
+            assert check(found, mask) == (runs(mask).max() <= 2)
+
+
+def refused(arrays: Arrays, call: IntervalCall, **shapes: Any) -> frozenset[str]:
+    arrays = arrays | shapes
+    return rules_of(not_supported_reasons(call.spec(arrays)))
+
+
+def test_refused_calls_are_reasons():
+    call = IntervalCall("plain", 9, 12)
+    arrays = call.draw(Draw(0))
+    mask = np.ones((1, 1, 9, 12), bool)
+    assert refused(arrays, call) == frozenset()
+    assert refused(arrays, call, mask=mask) == {"intervals/mask"}
+    assert refused(arrays, call, query=np.zeros((BATCH, 0, 2, 1), np.float32)) == {"empty"}
+    MODS["by head"] = (lambda b, n, t, s: s <= t + n, ())
+    by_head = IntervalCall("plain", 9, 12, mod="by head")
+    try:
+        assert refused(by_head.draw(Draw(0)), by_head) == {"intervals/mod_by_head"}
+    finally:
+        del MODS["by head"]
+    product = IntervalCall("plain", 9, 12, mod="product")
+    many = {x: np.broadcast_to(np.float32(0), (1, 2**19, 1, 1)) for x in ("query", "key", "value")}
+    assert refused(product.draw(Draw(0)), product, **many) == {"intervals/evaluated_pairs"}

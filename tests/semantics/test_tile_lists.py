@@ -1,0 +1,190 @@
+"""Lists of tiles against tiles of the same masks over all pairs, judged in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from attn_dispatch.semantics import tile_lists
+from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
+from tests.support.interval_calls import Draw, dense
+
+DRAWS = 30
+
+
+@dataclass(frozen=True)
+class Lengths:
+    queries: int
+    keys: int
+    tile: tuple[int, int]
+    band: tuple[int | None, int | None] = (None, None)
+
+    def grid(self, module: ModuleType = tile_lists) -> Any:
+        tile = module.TileSizes(*self.tile)
+        return module.TileGrid(self.queries, self.keys, tile, KeyBand(*self.band))
+
+
+GRIDS = (
+    Lengths(40, 50, (8, 8)),
+    Lengths(37, 20, (8, 4)),
+    Lengths(64, 64, (16, 8)),
+    Lengths(5, 90, (8, 16)),
+    Lengths(30, 60, (8, 16), (None, 3)),
+    Lengths(64, 64, (8, 8), (-9, 0)),
+    Lengths(61, 70, (16, 4), (-3, 12)),
+    Lengths(50, 61, (4, 16), (20, 33)),
+    Lengths(90, 40, (8, 8), (-70, -50)),
+    Lengths(40, 40, (8, 8), (5, 5)),
+    Lengths(40, 40, (8, 8), (45, 60)),
+)
+
+
+def drawn_rows(grid: Lengths, rng: Draw) -> np.ndarray:
+    """Rows of intervals inside the band, with dead rows, equal rows, and overlapping intervals."""
+    batch, t, s = 2, grid.queries, grid.keys
+    ends = np.sort(rng.randint(0, s + 1, (batch, t, 2, 2)), axis=3)
+    if rng.rand() < 0.6:
+        ends = np.repeat(ends[:, ::8], 8, axis=1)[:, :t]
+    if rng.rand() < 0.5:
+        ends[:, :, 0] = 0, s
+    low, high = grid.band
+    query = np.arange(t)[None, :, None, None]
+    ends = np.clip(ends, 0 if low is None else np.clip(query + low, 0, s), s)
+    ends = np.clip(ends, 0, s if high is None else np.clip(query + high + 1, 0, s))
+    rows = np.stack([ends[..., 0], ends[..., 1] - ends[..., 0]], axis=-1)
+    if rng.rand() < 0.5:
+        rows[:, rng.randint(0, t, 3)] = 0
+    if rng.rand() < 0.3:
+        rows[:, :, 1] = 0
+    return rows.reshape(batch, t, 4).astype(np.int32)
+
+
+def kinds_of(mask: np.ndarray, tile: tuple[int, int]) -> np.ndarray:
+    """0, 1 or 2 for tiles of a mask [B, T, S] that are seen not at all, in part or in full."""
+    height, width = tile
+    found = np.zeros((len(mask), -(-mask.shape[1] // height), -(-mask.shape[2] // width)), int)
+    for at in np.ndindex(*found.shape):
+        b, i, j = at
+        pairs = mask[b, i * height : (i + 1) * height, j * width : (j + 1) * width]
+        found[at] = 2 if pairs.all() else int(pairs.any())
+    return found
+
+
+def judge(lists: Any, kinds: np.ndarray) -> None:
+    """Assert that lists name the tiles of these kinds [B, M, N], for each of the M tiles."""
+    both = (
+        (1, lists.partial_counts, lists.partial_indices),
+        (2, lists.full_counts, lists.full_indices),
+    )
+    for kind, counts, indices in both:
+        counts, indices = np.asarray(counts), np.asarray(indices)
+        assert counts.dtype == indices.dtype == np.int32
+        assert counts.shape == (len(kinds), 1, kinds.shape[1])
+        assert indices.shape[:3] == counts.shape and indices.shape[3] <= kinds.shape[2]
+        np.testing.assert_array_equal(counts[:, 0], (kinds == kind).sum(axis=2))
+        for b, i in np.ndindex(*kinds.shape[:2]):
+            expected = np.flatnonzero(kinds[b, i] == kind)
+            np.testing.assert_array_equal(indices[b, 0, i, : len(expected)], expected)
+            assert (indices[b, 0, i, len(expected) :] == 0).all()
+
+
+def check(grid: Lengths, module: ModuleType, draws: int) -> None:
+    """Judge a module's lists of drawn rows."""
+    made = grid.grid(module)
+
+    @jax.jit
+    def both(rows: jax.Array) -> Any:
+        lists = module.forward_lists(rows, made), module.backward_lists(rows, made)
+        return [vars(x) for x in lists]
+
+    rng = Draw(grid.queries)
+    for _ in range(draws):
+        rows = drawn_rows(grid, rng)
+        forward, backward = (module.TileLists(**x) for x in both(rows))
+        kinds = kinds_of(dense(rows, grid.keys), grid.tile)
+        judge(forward, kinds)
+        judge(backward, kinds.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_lists_name_the_tiles_of_the_mask(grid):
+    check(grid, tile_lists, DRAWS)
+
+
+MUTANTS = {
+    "a tile beyond an interval": ("jnp.minimum(stop, end)", "jnp.minimum(stop + 1, end)"),
+    "a tile before an interval": ("jnp.maximum(start, begin)", "jnp.maximum(start - 1, begin)"),
+    "the second interval ignored": ("(a, a + length_a), (b, b + length_b)", "(a, a + length_a),"),
+    "overlapping intervals": ("jnp.pad(normal(rows)", "jnp.pad(rows"),
+    "full by some rows": ("is_full = (count >> 16) ==", "is_full = 0 * (count >> 16) <"),
+    "padding rows must see a full tile": ("jnp.minimum(grid.queries -", "jnp.minimum(tiles * height -"),
+    "padding keys must be seen": ("jnp.minimum(begin + grid.tile.keys, grid.keys)",
+                                  "begin + grid.tile.keys"),
+    "indices in the wrong place": ("dtype=jnp.int32) - 1", "dtype=jnp.int32)"),
+    "a list too short": ("(places - 2) // other_tile + 2", "(places - 1) // other_tile + 1"),
+    "backward lists not transposed": ("kinds.swapaxes(1, 2)", "kinds"),
+    "the band of keys one tile off": ("+ self.band.low) // self.tile.keys",
+                                      "+ self.band.low) // self.tile.keys + 1"),
+    "the band of queries one tile off": ("- self.band.high) // self.tile.queries",
+                                         "- self.band.high) // self.tile.queries + 1"),
+    "a list that ends past the last tile": ("self.key_tiles - self.forward_width)",
+                                            "self.key_tiles)"),
+    "pairs of tiles outside the band": ("jnp.where(is_there, found, _NONE)", "found"),
+    "kinds exchanged": ("for kind in (_PARTIAL, _FULL)", "for kind in (_FULL, _PARTIAL)"),
+}  # fmt: skip
+"""Wrong list builders: what is wrong, and the text that makes it so."""
+
+
+@lru_cache
+def source() -> str:
+    assert tile_lists.__file__ is not None
+    with open(tile_lists.__file__) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_wrong_lists_are_noticed(name):
+    text, wrong = MUTANTS[name]
+    assert source().count(text) == 1
+    mutant = ModuleType(tile_lists.__name__)
+    exec(compile(source().replace(text, wrong), name, "exec"), vars(mutant))
+    mutant.__file__ = tile_lists.__file__
+
+    def fails(grid: Lengths) -> bool:
+        try:
+            check(grid, mutant, 3)
+        except (AssertionError, TypeError, ValueError):
+            return True
+        return False
+
+    assert any(fails(grid) for grid in GRIDS)
+
+
+def test_bytes_are_those_of_the_lists():
+    for grid in GRIDS:
+        made = grid.grid()
+        rows = np.zeros((2, grid.queries, 4), np.int32)
+        assert bytes_of(tile_lists.forward_lists, rows, made) == made.forward_bytes(2)
+        assert bytes_of(tile_lists.backward_lists, rows, made) == made.backward_bytes(2)
+
+
+def bytes_of(function: Callable[..., Any], rows: np.ndarray, grid: TileGrid) -> int:
+    shapes = jax.eval_shape(lambda x: list(vars(function(x, grid)).values()), rows)
+    return sum(4 * x.size for x in shapes)
+
+
+def test_lists_of_a_million_tokens_in_documents_are_small():
+    tokens, longest = 2**20, 8192
+    grid = TileGrid(tokens, tokens, TileSizes(128, 128), KeyBand(1 - longest, 0))
+    assert grid.forward_width == 66 and grid.backward_width == 66
+    assert grid.forward_bytes(1) + grid.backward_bytes(1) <= 2**24
+    without = TileGrid(tokens, tokens, TileSizes(128, 128), KeyBand())
+    assert without.forward_bytes(1) > 2**28
