@@ -35,13 +35,14 @@ _COMMANDS = {
     "tune": ("commands.tune", "find out what runs calls fastest on this GPU, and keep it"),
     "plan": ("commands.plan", "plan calls ahead, for processes that make them later"),
     "build-aiter": ("build_aiter.command", "build AITER's libraries for AMD GPUs"),
+    "build-fa4": ("build_fa4.command", "compile FlashAttention-4's kernels for NVIDIA GPUs"),
     "completion": (
         "commands.completion", "a script with which your shell completes all of this"
     ),
 }  # fmt: skip
 """The module of each command, and its line in the list of commands."""
 
-_WITHOUT_SETTINGS = ("build-aiter", "completion")
+_WITHOUT_SETTINGS = ("build-aiter", "build-fa4", "completion")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -47,7 +47,7 @@ LAYERS = {
     ),
     TOOLS: (
         ("__init__", "__main__", "cli"),
-        ("bench", "build_aiter", "commands", "pictures", "verify"),
+        ("bench", "build_aiter", "build_fa4", "commands", "pictures", "verify"),
         ("reports", "written_calls"),
         ("terminal",),
     ),

@@ -1,0 +1,119 @@
+"""The `attn-dispatch build-fa4` command."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from attn_dispatch.console import waiting
+from attn_dispatch.fa4 import folder as fa4_folder
+from attn_dispatch.text import error_text, in_units
+from attn_dispatch_tools.build_fa4 import environment, linking
+from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
+from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.build_fa4.sets import SETS, KernelSet
+from attn_dispatch_tools.terminal.folder import made_folder
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.number_arguments import at_least
+from attn_dispatch_tools.terminal.progress import progress
+
+_DESCRIPTION = f"""\
+Compile FlashAttention-4's kernels for Hopper GPUs (H100, H200) into one small library, through
+which attn_dispatch runs calls whose masks are intervals of keys. No GPU is needed, and nothing is
+compiled later, for whatever mask.
+
+The kernels' sources and their compiler are installed from {environment.SOURCES} and
+{environment.COMPILER}, into an environment of their own in the cache folder of your user. Their
+licences are in these packages. NVIDIA's for the compiler permits its output on NVIDIA GPUs only.
+
+All sets take some 100 seconds of CPU time. What was compiled before is kept.
+"""
+
+_EXAMPLES = (
+    "attn-dispatch build-fa4",
+    "attn-dispatch build-fa4 --set '*_d128_bfloat16' --out build",
+)
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `build-fa4` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "build-fa4", main, help=help, description=_DESCRIPTION, examples=_EXAMPLES
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        dest="sets",
+        metavar="NAME",
+        help="only sets with this name, with * for anything; may be repeated. The names are "
+        + ", ".join(SETS),
+    )
+    parser.add_argument(
+        "--jobs",
+        type=at_least(1),
+        metavar="N",
+        help="sets to compile at once (default: one for each core)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where to put the library (default: that of $ATTN_DISPATCH_FA4_LIBRARY, else a "
+        "folder for your user, where attn_dispatch finds it)",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the Python for the compiler's environment (default: this one, or one on PATH)",
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Build the library. A failure ends the process with a message."""
+    try:
+        folder = made_folder(args.out or fa4_folder.library().parent).resolve()
+        build(folder, chosen(args.sets), args.jobs or default_jobs(), args.python)
+    except (BuildError, OSError, ValueError) as error:
+        sys.exit(f"error: {error_text(error)}")
+    except KeyboardInterrupt:
+        print("Interrupted; the same command continues the build.", file=sys.stderr)
+        sys.exit(130)
+
+
+def build(folder: Path, sets: Sequence[KernelSet], jobs: int, python: str | None = None) -> Path:
+    """Install the compiler, compile what is not kept, and link the library in `folder`."""
+    started = time.monotonic()
+    if (machine := platform.machine()) not in ("x86_64", "AMD64"):
+        raise BuildError(f"the kernels' host code is compiled for x86_64, and this is {machine}")
+    cache = fa4_folder.cache()
+    compiled = [kept(cache, x) for x in sets]
+    if missing := [x for x in compiled if not x.is_complete]:
+        with waiting(f"Installing {environment.SOURCES} and {environment.COMPILER}"):
+            inside = environment.made(cache, python)
+        with progress("Compiling", len(missing), is_stderr=True) as shown:
+            compile_all(missing, inside, jobs, shown.step)
+    library = linking.link(compiled, folder)
+    size, seconds = in_units(library.stat().st_size), time.monotonic() - started
+    print(f"{library}: {len(sets)} of {len(SETS)} sets, {size}; {seconds:.0f} seconds")
+    return library
+
+
+def chosen(patterns: Sequence[str] | None) -> list[KernelSet]:
+    """The sets that --set names; all without it."""
+    if not patterns:
+        return list(SETS.values())
+    for pattern in patterns:
+        if not fnmatch.filter(SETS, pattern):
+            raise ValueError(f"--set: expected one of {', '.join(SETS)}, got {pattern!r}")
+    return [x for name, x in SETS.items() if any(fnmatch.fnmatchcase(name, y) for y in patterns)]
+
+
+def default_jobs() -> int:
+    """The default of --jobs: the number of cores of this process."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,80 @@
+"""Compiling sets of kernels, several at once, and keeping the objects for the next build."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_dispatch_tools.build_fa4 import environment
+from attn_dispatch_tools.build_fa4.processes import run
+from attn_dispatch_tools.build_fa4.sets import KernelSet
+
+SCRIPT = Path(__file__).with_name("export_kernels.py")
+_SYMBOLS = "symbols.json"
+_COMPILE_SECONDS = 1800
+
+Report = Callable[[str], None]
+"""Called with the name of each set as it is done."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The object files of one set."""
+
+    set: KernelSet
+    folder: Path
+
+    @property
+    def objects(self) -> tuple[Path, ...]:
+        return tuple(self.folder / f"{x}.o" for x in self.set.kernels)
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """The symbol of each kernel's host function."""
+        return json.loads((self.folder / _SYMBOLS).read_text(encoding="utf-8"))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is there. The symbols are written last."""
+        return all(x.is_file() for x in (*self.objects, self.folder / _SYMBOLS))
+
+
+def kept(cache: Path, kernels: KernelSet) -> Compiled:
+    """Where the objects of a set are or will be: one folder for each version of what makes them."""
+    facts = json.dumps(kernels.as_json(), sort_keys=True)
+    text = f"{environment.versions()}\n{facts}\n{SCRIPT.read_text(encoding='utf-8')}"
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Compiled(kernels, cache / "objects" / f"{kernels.name}-{key}")
+
+
+def compile_all(missing: Sequence[Compiled], python: Path, jobs: int, report: Report) -> None:
+    """Compile the sets that are not kept yet. After a failure no further one is begun."""
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(_compile, x, python): x for x in missing}
+        try:
+            for future in as_completed(running):
+                future.result()
+                report(running[future].set.name)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _compile(compiled: Compiled, python: Path) -> None:
+    draft = compiled.folder.with_name(f"{compiled.folder.name}.{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        # -I: the current folder and PYTHONPATH must not replace packages of the environment.
+        command = [python, "-I", SCRIPT, draft, json.dumps(compiled.set.as_json())]
+        run(command, what=f"compiling {compiled.set.name}", seconds=_COMPILE_SECONDS)
+        shutil.rmtree(compiled.folder, ignore_errors=True)
+        draft.rename(compiled.folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,84 @@
+"""The environment of the kernels' sources and compiler: a virtual environment of its own.
+
+They stay apart from the packages of this Python: they need Python 3.12, and versions that are
+exactly those with which the kernels were tested.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.build_fa4.processes import run
+
+SOURCES = "fa4-jax==0.1.0"
+"""FlashAttention-4's kernels without PyTorch. export_kernels.py replaces two lines of them that
+only this version is known to have."""
+
+COMPILER = "nvidia-cutlass-dsl==4.8.1"
+"""CUTLASS's DSL. Without its extra cu13 it compiles code of ABI 7, which CUDA 12 and 13 run; with
+it, of ABI 8, which CUDA 12 refuses. Newer versions may generate other host functions."""
+
+_INTERFACE = "apache-tvm-ffi>=0.1.6,<0.2"
+"""What the sources import beside the compiler. Their other requirements, JAX among them, are for
+calling the kernels from Python."""
+
+_OLDEST = (3, 12)
+_NEWEST = (3, 14)
+"""The versions of Python that have both packages."""
+
+_NAMES = ("python3.12", "python3.13", "python3.14", "python3")
+_COMPLETE = "complete"
+_INSTALL_SECONDS = 1800
+
+
+def versions() -> str:
+    """The packages that decide what is compiled."""
+    return f"{SOURCES} {COMPILER}"
+
+
+def made(cache: Path, python: str | None = None) -> Path:
+    """The Python of the environment, which is made and filled if it is missing."""
+    requirements = f"{versions()} {_INTERFACE}"
+    key = hashlib.sha256(requirements.encode()).hexdigest()[:12]
+    folder = cache / f"environment-{key}"
+    inside = folder / "bin" / "python"
+    if (folder / _COMPLETE).exists() and inside.exists():
+        return inside
+    outside = python or _suitable_python()
+    shutil.rmtree(folder, ignore_errors=True)
+    run([outside, "-m", "venv", folder], what=f"{outside} -m venv", seconds=_INSTALL_SECONDS)
+    pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for arguments in ([COMPILER, _INTERFACE], ["--no-deps", SOURCES]):
+        run([*pip, *arguments], what=f"pip install {arguments[-1]}", seconds=_INSTALL_SECONDS)
+    (folder / _COMPLETE).write_text(requirements)
+    return inside
+
+
+def _suitable_python() -> str:
+    """A Python for which the packages exist: this one, or the first on PATH."""
+    if _OLDEST <= sys.version_info[:2] <= _NEWEST:
+        return sys.executable
+    for name in _NAMES:
+        if (found := shutil.which(name)) and _is_suitable(found):
+            return found
+    raise BuildError(
+        f"the kernels' compiler needs Python {_text(_OLDEST)} to {_text(_NEWEST)}, this is "
+        f"{sys.version.split()[0]}, and there is none on PATH; name one with --python"
+    )
+
+
+def _is_suitable(python: str) -> bool:
+    code = f"import sys, venv; sys.exit(not {_OLDEST} <= sys.version_info[:2] <= {_NEWEST})"
+    try:
+        run([python, "-c", code], what=python, seconds=60)
+    except BuildError:
+        return False
+    return True
+
+
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,342 @@
+"""Compiles the kernels of one set to object files: export_kernels.py FOLDER SET, with SET as JSON.
+
+This is a separate program, run in the environment that has CUTLASS's DSL (environment.py). It uses
+no GPU. Batch, lengths, numbers of heads, and how many query heads share a key head stay symbolic.
+
+Each kernel becomes FOLDER/KERNEL.o. The file FOLDER/symbols.json, written last, has the symbol of
+each kernel's host function.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+import types
+from pathlib import Path
+
+
+def _hide_package_code(name: str) -> None:
+    """Lets submodules of a package be imported without its __init__, which imports JAX."""
+    found = importlib.util.find_spec(name)
+    assert found is not None and found.submodule_search_locations is not None
+    package = types.ModuleType(name)
+    package.__path__ = list(found.submodule_search_locations)
+    sys.modules[name] = package
+
+
+_ARCH = "sm_90a"
+os.environ["CUTE_DSL_ARCH"] = _ARCH  # read as the DSL is imported
+_hide_package_code("fa4_jax")
+
+import cuda.bindings.driver as cuda  # noqa: E402
+import cutlass  # noqa: E402
+import cutlass.cute as cute  # noqa: E402
+from cutlass import Boolean, Float32, Int32, Uint32  # noqa: E402
+from cutlass.base_dsl.compiler import HostTarget  # noqa: E402
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream  # noqa: E402
+from fa4_jax.cute import flash_bwd_sm90  # noqa: E402
+from fa4_jax.cute.block_sparsity import BlockSparseTensors  # noqa: E402
+from fa4_jax.cute.flash_bwd_postprocess import FlashAttentionBackwardPostprocess  # noqa: E402
+from fa4_jax.cute.flash_bwd_preprocess import FlashAttentionBackwardPreprocess  # noqa: E402
+from fa4_jax.cute.flash_fwd_sm90 import FlashAttentionForwardSm90  # noqa: E402
+from fa4_jax.cute.utils import AuxData, scalar_to_ssa  # noqa: E402
+
+_HOST = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64"
+"""Any x86-64. By default the DSL compiles host code for the CPU of this machine."""
+
+_VECTOR = 16
+"""Bytes to which the arrays that TMA and vector instructions read are aligned."""
+
+BATCH, ROWS, KEYS, HEADS, KV_HEADS = (cute.sym_int() for _ in range(5))
+PADDED_ROWS, ROW_SUMS, KEY_SUMS = (cute.sym_int(divisibility=4) for _ in range(3))
+
+
+def _tensor(kind, shape, align):
+    """A dense array whose shape and strides, but for constant extents, are known at run time."""
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(kind, shape, stride_order=order, assumed_align=align)
+
+
+def _lists():
+    """Tiles of which some, and of which all, pairs are visible: counts and indices of each."""
+    lines, partial, full = (cute.sym_int() for _ in range(3))
+    counts = _tensor(Int32, (BATCH, HEADS, lines), 4)
+    return tuple(
+        x
+        for width in (partial, full)
+        for x in (counts, _tensor(Int32, (BATCH, HEADS, lines, width), 4))
+    )
+
+
+def _rows():
+    """Two intervals of keys for each query row: start, length, start, length."""
+    return _tensor(Int32, (BATCH, ROWS, 4), _VECTOR)
+
+
+@cute.jit
+def is_visible(batch, head, query, key, info, data):
+    """The mask: the key is in one of the row's intervals. One unsigned comparison for each."""
+    rows = data[0]
+    b, q, k = batch[0], query[0], key[0]
+    first = Uint32(k - rows[b, q, 0]) < Uint32(rows[b, q, 1])
+    second = Uint32(k - rows[b, q, 2]) < Uint32(rows[b, q, 3])
+    return scalar_to_ssa(first | second, Boolean)
+
+
+class Forward(FlashAttentionForwardSm90):
+    """The forward kernel, with the number of query heads for each key head taken from shapes."""
+
+    def load(self, mQ, mK, *rest):
+        constant = self.qhead_per_kvhead
+        self.qhead_per_kvhead = mQ.shape[2] // mK.shape[2]  # these are [rows, dim, heads, batch]
+        try:
+            return FlashAttentionForwardSm90.load(self, mQ, mK, *rest)
+        finally:
+            self.qhead_per_kvhead = constant
+
+
+class SharedHeads(int):
+    """The number of query heads for each key head: above 1 as the kernel is compiled, and known as
+    it is launched."""
+
+    at_run_time = None
+
+
+_ConstantDivisor = flash_bwd_sm90.FastDivmodDivisor
+
+
+def _divisor(number):
+    return _ConstantDivisor(number.at_run_time if isinstance(number, SharedHeads) else number)
+
+
+flash_bwd_sm90.FastDivmodDivisor = _divisor
+
+
+class Set:
+    """The kernels of one set, each as a function and its symbolic arguments."""
+
+    def __init__(self, given: dict) -> None:
+        self.dtype = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}[given["dtype"]]
+        self.head_dim, self.head_dim_v = given["head_dim"], given["head_dim_v"]
+        self.forward_tiles, self.backward_tiles = given["forward"], given["backward"]
+
+    def _heads(self, length, heads, width):
+        return _tensor(self.dtype, (BATCH, length, heads, width), _VECTOR)
+
+    def _query(self):
+        return self._heads(ROWS, HEADS, self.head_dim)
+
+    def _out(self):
+        return self._heads(ROWS, HEADS, self.head_dim_v)
+
+    def _key(self):
+        return self._heads(KEYS, KV_HEADS, self.head_dim)
+
+    def _value(self):
+        return self._heads(KEYS, KV_HEADS, self.head_dim_v)
+
+    @staticmethod
+    def _lse():
+        return _tensor(Float32, (BATCH, HEADS, ROWS), 4)
+
+    @staticmethod
+    def _row_numbers():
+        return _tensor(Float32, (BATCH, HEADS, PADDED_ROWS), _VECTOR)
+
+    @staticmethod
+    def _query_sums():
+        return _tensor(Float32, (BATCH, HEADS, ROW_SUMS), _VECTOR)
+
+    @staticmethod
+    def _key_sums():
+        return _tensor(Float32, (BATCH, KV_HEADS, KEY_SUMS), _VECTOR)
+
+    def forward(self):
+        tiles = self.forward_tiles
+        run = Forward(
+            self.dtype,
+            self.head_dim,
+            self.head_dim_v,
+            1,
+            is_causal=False,
+            is_local=False,
+            pack_gqa=False,
+            tile_m=tiles["tile_m"],
+            tile_n=tiles["tile_n"],
+            num_stages=2,
+            num_threads=(tiles["tile_m"] // 64 + 1) * 128,
+            Q_in_regs=False,
+            intra_wg_overlap=True,
+            mma_pv_is_rs=tiles["weights_in_registers"],
+            mask_mod=is_visible,
+            has_aux_tensors=True,
+        )
+
+        @cute.jit
+        def forward(
+            q: cute.Tensor,
+            k: cute.Tensor,
+            v: cute.Tensor,
+            out: cute.Tensor,
+            lse: cute.Tensor,
+            partial_counts: cute.Tensor,
+            partial_indices: cute.Tensor,
+            full_counts: cute.Tensor,
+            full_indices: cute.Tensor,
+            rows: cute.Tensor,
+            scale: Float32,
+            stream: cuda.CUstream,
+        ):
+            lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
+            data = AuxData(tensors=[rows])
+            run(
+                q, k, v, out, lse, scale, blocksparse_tensors=lists, aux_data=data, stream=stream
+            )  # fmt: skip
+
+        arrays = (self._query(), self._key(), self._value(), self._out(), self._lse())
+        return forward, (*arrays, *_lists(), _rows())
+
+    def preprocess(self):
+        run = FlashAttentionBackwardPreprocess(
+            self.dtype, self.head_dim, self.head_dim_v, self.backward_tiles["tile_m"]
+        )
+
+        @cute.jit
+        def preprocess(
+            out: cute.Tensor,
+            out_grad: cute.Tensor,
+            products: cute.Tensor,
+            lse: cute.Tensor,
+            lse2: cute.Tensor,
+            query_sums: cute.Tensor,
+            lse_grad: cute.Tensor,
+            scale: Float32,
+            stream: cuda.CUstream,
+        ):
+            run(
+                out, out_grad, products, lse, lse2, query_sums, None, None, lse_grad, None, None,
+                scale, stream=stream,
+            )  # fmt: skip
+
+        numbers = self._row_numbers()
+        return preprocess, (
+            self._out(), self._out(), numbers, self._lse(), numbers, self._query_sums(), self._lse()
+        )  # fmt: skip
+
+    def backward(self):
+        """The backward kernel of calls with as many key heads, which writes dk and dv itself."""
+        return self._backward(1, self._key(), self._value())
+
+    def backward_grouped(self):
+        """The backward kernel of grouped heads, which adds to dk and dv in float32."""
+        return self._backward(SharedHeads(2), self._key_sums(), self._key_sums())
+
+    def _backward(self, shared_heads, key_grad, value_grad):
+        tiles = self.backward_tiles
+        run = flash_bwd_sm90.FlashAttentionBackwardSm90(
+            self.dtype,
+            self.head_dim,
+            self.head_dim_v,
+            shared_heads,
+            is_causal=False,
+            is_local=False,
+            deterministic=False,
+            tile_m=tiles["tile_m"],
+            tile_n=tiles["tile_n"],
+            Q_stage=tiles["query_stages"],
+            dO_stage=tiles["out_grad_stages"],
+            PdS_stage=tiles["score_stages"],
+            SdP_swapAB=tiles["scores_transposed"],
+            dKV_swapAB=tiles["key_grad_transposed"],
+            dQ_swapAB=False,
+            AtomLayoutMSdP=1,
+            AtomLayoutNdKV=tiles["key_grad_layout"],
+            AtomLayoutMdQ=tiles["query_grad_layout"],
+            num_threads=384,
+            V_in_regs=False,
+            mask_mod=is_visible,
+            has_aux_tensors=True,
+            q_subtile_factor=tiles["subtiles"],
+            dQ_single_wg=tiles["query_grad_by_one_group"],
+        )
+
+        @cute.jit
+        def backward(
+            q: cute.Tensor,
+            k: cute.Tensor,
+            v: cute.Tensor,
+            out_grad: cute.Tensor,
+            lse2: cute.Tensor,
+            products: cute.Tensor,
+            query_sums: cute.Tensor,
+            key_grad: cute.Tensor,
+            value_grad: cute.Tensor,
+            partial_counts: cute.Tensor,
+            partial_indices: cute.Tensor,
+            full_counts: cute.Tensor,
+            full_indices: cute.Tensor,
+            rows: cute.Tensor,
+            scale: Float32,
+            stream: cuda.CUstream,
+        ):
+            lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
+            data = AuxData(tensors=[rows])
+            if cutlass.const_expr(isinstance(run.qhead_per_kvhead, SharedHeads)):
+                run.qhead_per_kvhead.at_run_time = q.shape[2] // k.shape[2]
+            run(
+                q, k, v, out_grad, lse2, products, query_sums, key_grad, value_grad, scale,
+                aux_data=data, blocksparse_tensors=lists, stream=stream,
+            )  # fmt: skip
+
+        numbers = self._row_numbers()
+        arrays = (self._query(), self._key(), self._value(), self._out(), numbers, numbers)
+        sums = (self._query_sums(), key_grad, value_grad)
+        return backward, (*arrays, *sums, *_lists(), _rows())
+
+    def query_grad(self):
+        tiles = self.backward_tiles
+        threads = 128 if tiles["query_grad_by_one_group"] else 256
+        layout = tiles["query_grad_layout"]
+        return self._postprocess(
+            (tiles["tile_m"], threads, layout, False), self._query_sums(), self._query()
+        )
+
+    def key_value_grad(self):
+        tiles = self.backward_tiles
+        layout, is_transposed = tiles["key_grad_layout"], tiles["key_grad_transposed"]
+        return self._postprocess(
+            (tiles["tile_n"], 256, layout, is_transposed), self._key_sums(), self._key()
+        )
+
+    def _postprocess(self, settings, sums, result):
+        run = FlashAttentionBackwardPostprocess(self.dtype, self.head_dim, 90, *settings)
+
+        @cute.jit
+        def postprocess(
+            sums: cute.Tensor, grad: cute.Tensor, scale: Float32, stream: cuda.CUstream
+        ):
+            run(sums, grad, scale, None, None, None, stream=stream)
+
+        return postprocess, (sums, result)
+
+
+def main() -> None:
+    folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
+    kernels, symbols = Set(given), {}
+    for name in given["kernels"]:
+        function, arrays = getattr(kernels, name)()
+        options = (cute.GPUArch(_ARCH), HostTarget(_HOST))
+        compiled = cute.compile[options](function, *arrays, Float32(1), make_fake_stream())
+        prefix = f"{given['name']}_{name}"
+        compiled.export_to_c(file_path=str(folder), file_name=name, function_prefix=prefix)
+        header = (folder / f"{name}.h").read_text()
+        (symbols[name],) = set(re.findall(rf"\b_mlir_{prefix}__mlir_ciface_\w+", header))
+        print(name, flush=True)
+    (folder / "symbols.json").write_text(json.dumps(symbols))
+
+
+if __name__ == "__main__":
+    main()

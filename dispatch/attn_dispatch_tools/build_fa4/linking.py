@@ -1,0 +1,76 @@
+"""Linking compiled kernels to the library that attn_dispatch loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from attn_dispatch.fa4 import folder as fa4_folder
+from attn_dispatch_tools.build_fa4 import environment
+from attn_dispatch_tools.build_fa4.compiling import Compiled
+from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.build_fa4.processes import run
+from attn_dispatch_tools.build_fa4.sets import ARCH, KernelSet
+
+SOURCE = Path(__file__).with_name("fa4_library.c")
+_KERNELS = (
+    "forward", "preprocess", "backward", "query_grad", "backward_grouped", "key_value_grad"
+)  # fmt: skip
+"""The kernels in the order of AttnFa4Set (fa4_library.h)."""
+
+_ONE_EXPORT = "{ global: attn_dispatch_fa4_library; local: *; };\n"
+_LINK_SECONDS = 300
+
+
+def link(sets: Sequence[Compiled], folder: Path) -> Path:
+    """Make the library in `folder`. Processes with an older one open are not disturbed."""
+    compiler = _compiler()
+    target = folder / fa4_folder.LIBRARY
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work_name:
+        work = Path(work_name)
+        (work / "sets.inc").write_text(table(sets), encoding="utf-8")
+        (work / "exports.map").write_text(_ONE_EXPORT, encoding="utf-8")
+        draft = work / target.name
+        command = [
+            compiler, "-shared", "-O2", "-fPIC", "-Wall", "-Werror", "-fvisibility=hidden",
+            f"-I{work}", SOURCE, *(y for x in sets for y in x.objects), "-o", draft,
+            f"-Wl,-soname,{target.name}", f"-Wl,--version-script={work / 'exports.map'}",
+            "-Wl,-z,defs", "-Wl,-z,noexecstack", "-s",
+        ]  # fmt: skip
+        run(command, what=f"linking {target.name}", seconds=_LINK_SECONDS)
+        draft.replace(target)
+    return target
+
+
+def table(sets: Sequence[Compiled]) -> str:
+    """The lines of sets.inc."""
+    lines = [f'#define VERSIONS "{environment.versions()}"', *(_line(x) for x in sets)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(compiled: Compiled) -> str:
+    kernels, symbols = compiled.set, compiled.symbols
+    listed = " ".join(
+        f'KERNEL({kernels.name}_{x}, "{symbols[x]}")' if x in symbols else f"NO_KERNEL({x})"
+        for x in _KERNELS
+    )
+    dims = f"{kernels.head_dim}, {kernels.head_dim_v}"
+    facts = f'"{kernels.name}", "{ARCH}", "{kernels.dtype}", {dims}, {_tiles(kernels)}'
+    return f"SET({facts}, {listed})"
+
+
+def _tiles(kernels: KernelSet) -> str:
+    forward, backward = kernels.forward, kernels.backward
+    sizes = (forward.tile_m, forward.tile_n, backward.tile_m, backward.tile_n, backward.subtiles)
+    return f"TILES({', '.join(map(str, sizes))})"
+
+
+def _compiler() -> str:
+    """The C compiler: $CC, or the first of the usual names on PATH."""
+    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
+        if found := shutil.which(name):
+            return found
+    raise BuildError("there is no C compiler, which links the library; install gcc or set CC")

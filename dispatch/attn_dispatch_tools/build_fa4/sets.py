@@ -1,0 +1,120 @@
+"""The sets of kernels that are compiled: one for each pair of head dims and dtype."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+ARCH = "sm90"
+DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ForwardTiles:
+    """A tile of the forward kernel, in query rows (m) and keys (n)."""
+
+    tile_m: int
+    tile_n: int
+    weights_in_registers: bool = True
+
+
+@dataclass(frozen=True)
+class BackwardTiles:
+    """A tile of the backward kernel, in query rows (m) and keys (n), and how its warps share it."""
+
+    tile_m: int
+    tile_n: int
+    query_stages: int
+    out_grad_stages: int
+    score_stages: int
+    scores_transposed: bool
+    key_grad_transposed: bool
+    key_grad_layout: int
+    query_grad_layout: int
+    query_grad_by_one_group: bool = False
+
+    @property
+    def subtiles(self) -> int:
+        """The number of tiles that one entry of a list stands for, side by side: 128 query rows."""
+        return _ROWS_OF_AN_ENTRY // self.tile_m
+
+
+_ROWS_OF_AN_ENTRY = 128
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """The kernels for one pair of head dims and one dtype."""
+
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    forward: ForwardTiles
+    backward: BackwardTiles
+
+    @property
+    def name(self) -> str:
+        """Part of symbols: "sm90_d128_bfloat16", "sm90_d192_128_float16"."""
+        both = f"{self.head_dim}" if self.head_dim == self.head_dim_v else self._two_dims
+        return f"{ARCH}_d{both}_{self.dtype}"
+
+    @property
+    def _two_dims(self) -> str:
+        return f"{self.head_dim}_{self.head_dim_v}"
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The names of the set's kernels.
+
+        Grouped heads need as many columns of values as of keys: the kernel sums both gradients in
+        the shared memory of one.
+        """
+        grouped = ("backward_grouped", "key_value_grad")
+        shared = ("forward", "preprocess", "backward", "query_grad")
+        return (*shared, *grouped) if self.head_dim == self.head_dim_v else shared
+
+    def as_json(self) -> dict[str, object]:
+        """What export_kernels.py reads."""
+        backward = dataclasses.asdict(self.backward) | {"subtiles": self.backward.subtiles}
+        return {
+            **dataclasses.asdict(self),
+            "backward": backward,
+            "name": self.name,
+            "kernels": self.kernels,
+        }
+
+
+# The tiles for sm90 are those of FlashAttention's own interface, which tuned them on an H100.
+_TILES = {
+    (64, 64): (
+        ForwardTiles(192, 128),
+        BackwardTiles(128, 128, 2, 2, 2, True, False, 2, 2),
+    ),
+    (96, 96): (
+        ForwardTiles(192, 128, weights_in_registers=False),
+        BackwardTiles(64, 128, 2, 2, 2, True, False, 2, 1, query_grad_by_one_group=True),
+    ),
+    (128, 128): (
+        ForwardTiles(128, 128),
+        BackwardTiles(64, 128, 2, 2, 2, True, False, 2, 1),
+    ),
+    (192, 128): (
+        ForwardTiles(128, 128),
+        BackwardTiles(64, 96, 2, 2, 1, False, True, 2, 1),
+    ),
+    (192, 192): (
+        ForwardTiles(128, 112),
+        BackwardTiles(64, 96, 2, 1, 1, False, True, 2, 1),
+    ),
+    (256, 256): (
+        ForwardTiles(128, 80),
+        BackwardTiles(64, 64, 1, 1, 1, False, False, 1, 1),
+    ),
+}
+
+SETS = {
+    x.name: x
+    for dims, tiles in _TILES.items()
+    for x in (KernelSet(*dims, dtype, *tiles) for dtype in DTYPES)
+}
+"""Every set by its name."""
