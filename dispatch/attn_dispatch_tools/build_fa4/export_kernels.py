@@ -42,6 +42,7 @@ from fa4_jax.cute.block_sparsity import BlockSparseTensors  # noqa: E402
 from fa4_jax.cute.flash_bwd_postprocess import FlashAttentionBackwardPostprocess  # noqa: E402
 from fa4_jax.cute.flash_bwd_preprocess import FlashAttentionBackwardPreprocess  # noqa: E402
 from fa4_jax.cute.flash_fwd_sm90 import FlashAttentionForwardSm90  # noqa: E402
+from fa4_jax.cute.mask import AttentionMask  # noqa: E402
 from fa4_jax.cute.utils import AuxData, scalar_to_ssa  # noqa: E402
 
 _HOST = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64"
@@ -78,12 +79,28 @@ def _rows():
 
 @cute.jit
 def is_visible(batch, head, query, key, info, data):
-    """The mask: the key is in one of the row's intervals. One unsigned comparison for each."""
+    """The mask: the key is in one of the row's intervals. One unsigned comparison for each.
+
+    The last tile may have rows past the last, whose results nobody uses.
+    """
     rows = data[0]
-    b, q, k = batch[0], query[0], key[0]
+    b, k = batch[0], key[0]
+    q = cutlass.min(query[0], info.seqlen_q - 1)
     first = Uint32(k - rows[b, q, 0]) < Uint32(rows[b, q, 1])
     second = Uint32(k - rows[b, q, 2]) < Uint32(rows[b, q, 3])
     return scalar_to_ssa(first | second, Boolean)
+
+
+_apply_mask = AttentionMask.apply_mask_mod_sm80
+
+
+def _apply_mask_without_divisions(self, *arguments):
+    """Applies `is_visible` to a tile of pairs. In some tiles, the package divides both indices by
+    the lengths, so that no mask reads past its arrays: two divisions for each pair."""
+    return _apply_mask(self, *arguments[:-1], (None, None))
+
+
+AttentionMask.apply_mask_mod_sm80 = _apply_mask_without_divisions
 
 
 class Forward(FlashAttentionForwardSm90):

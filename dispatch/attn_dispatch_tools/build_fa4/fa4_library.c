@@ -35,9 +35,9 @@ int32_t _cudaLaunchKernelEx(const void* config, void* kernel, void** arguments) 
 
 /* Declares the host functions of a kernel. The symbol of `run` is long, and contains the types of
  * the arguments. */
-#define KERNEL(name, run)                                                                   \
-  void name##_load(void**) __asm__("_mlir_" #name "_cuda_init");                            \
-  void name##_load_on_device(void**) __asm__("_mlir_" #name "_cuda_load_to_device");        \
+#define KERNEL(name, run)                                                            \
+  void name##_load(void**) __asm__("_mlir_" #name "_cuda_init");                     \
+  void name##_load_on_device(void**) __asm__("_mlir_" #name "_cuda_load_to_device"); \
   void name##_run(void**, int32_t) __asm__(run);
 #define NO_KERNEL(name)
 #define SET(name, arch, dtype, head_dim, head_dim_v, tiles, kernels) kernels
@@ -55,8 +55,8 @@ static const AttnFa4Set sets[] = {
 #include "sets.inc"
 };
 
-static const AttnFa4Library library = {ATTN_DISPATCH_FA4_INTERFACE,
-                                       sizeof sets / sizeof sets[0], sets, VERSIONS, &driver};
+static const AttnFa4Library library = {ATTN_DISPATCH_FA4_INTERFACE, sizeof sets / sizeof sets[0],
+                                       sets, VERSIONS, &driver};
 
 __attribute__((visibility("default"))) const AttnFa4Library* attn_dispatch_fa4_library(void) {
   return &library;

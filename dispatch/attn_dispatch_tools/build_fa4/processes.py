@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from attn_dispatch_tools.build_fa4.errors import BuildError
@@ -17,7 +16,6 @@ def run(
     *,
     what: str,
     seconds: float,
-    env: Mapping[str, str] | None = None,
 ) -> str:
     """Run a program to its end and return what it printed.
 
@@ -28,7 +26,7 @@ def run(
         done = subprocess.run(
             [str(x) for x in command],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})}, text=True, errors="replace", timeout=seconds,
+            text=True, errors="replace", timeout=seconds,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{what} took longer than {seconds:.0f} s") from error

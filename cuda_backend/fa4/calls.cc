@@ -1,0 +1,300 @@
+#include "calls.h"
+
+#include <array>
+
+#include "layout.h"
+#include "wrong_value.h"
+
+namespace attn_dispatch {
+namespace {
+
+// Bytes to which the arrays are aligned that kernels read by TMA or in vectors, and the others.
+constexpr int64_t kVector = 16, kNumber = 4;
+
+// Kernels count in 32 bits. Rounding a length up to a tile must not pass that.
+constexpr int64_t kMostInt32 = (int64_t{1} << 31) - 1;
+constexpr int64_t kMostLength = kMostInt32 - 1024;
+
+// The limit of a launch grid's second and third axes, which are heads and batch.
+constexpr int64_t kMostBlocks = 65535;
+
+enum Operand { kQuery, kKey, kValue };
+constexpr size_t kForwardLists = 3, kBackwardLists = 7, kLists = 4;
+constexpr size_t kForwardResults = 2, kGrads = 3;
+
+int64_t tiles_of(int64_t length, int64_t tile) { return (length + tile - 1) / tile; }
+int64_t rounded_up(int64_t length, int64_t tile) { return tiles_of(length, tile) * tile; }
+
+int64_t entry_rows(const AttnFa4Set& set) {
+  return int64_t{set.backward_tile_m} * set.backward_subtiles;
+}
+
+// The extents of a call, read from query, key and value.
+struct Extents {
+  int64_t batch, rows, keys, heads, kv_heads;
+
+  bool is_grouped() const { return heads != kv_heads; }
+};
+
+Status check_extent(const char* name, int64_t value, int64_t most) {
+  if (value >= 1 && value <= most) return {};
+  return wrong_value(name, "1 to " + std::to_string(most), value);
+}
+
+Status check_counts(const std::vector<Array>& arrays, size_t expected, const char* what) {
+  if (arrays.size() == expected) return {};
+  return wrong_value(what, std::to_string(expected), arrays.size());
+}
+
+Result<Extents> extents_of(const std::vector<Array>& operands) {
+  for (const size_t i : {kQuery, kKey}) {
+    if (const size_t rank = operands[i].shape.size(); rank != 4) {
+      return wrong_value(i == kQuery ? "query" : "key", "4 axes", rank);
+    }
+  }
+  const auto& query = operands[kQuery].shape;
+  const auto& key = operands[kKey].shape;
+  const Extents e{query[0], query[1], key[1], query[2], key[2]};
+  ATTN_RETURN_IF_ERROR(check_extent("batch", e.batch, kMostBlocks));
+  ATTN_RETURN_IF_ERROR(check_extent("query rows", e.rows, kMostLength));
+  ATTN_RETURN_IF_ERROR(check_extent("keys", e.keys, kMostLength));
+  ATTN_RETURN_IF_ERROR(check_extent("query heads", e.heads, kMostBlocks));
+  ATTN_RETURN_IF_ERROR(check_extent("key heads", e.kv_heads, kMostBlocks));
+  if (e.heads % e.kv_heads != 0) {
+    return wrong_value("query heads", "a multiple of " + std::to_string(e.kv_heads) + " key heads",
+                       e.heads);
+  }
+  return e;
+}
+
+ElementType type_of(const AttnFa4Set& set) {
+  return std::string(set.dtype) == "float16" ? ElementType::kFloat16 : ElementType::kBFloat16;
+}
+
+// Compares arrays one by one, and stops at the first that is wrong.
+Status check_all(const std::vector<Array>& arrays, size_t first,
+                 const std::vector<Expected>& expected) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ATTN_RETURN_IF_ERROR(check_array(arrays[first + i], expected[i]));
+  }
+  return {};
+}
+
+// What an array of a mask has on its first axis: 1, or else the batch.
+int64_t mask_batch(const Array& array, const Extents& e) {
+  return !array.shape.empty() && array.shape[0] == 1 ? 1 : e.batch;
+}
+
+// Checks the lists of `lines` tiles, each of at most `most` others, and the rows behind them.
+Status check_mask(const std::vector<Array>& operands, size_t first, int64_t lines, int64_t most,
+                  const Extents& e) {
+  constexpr std::array<const char*, kLists> kNames = {"partial_counts", "partial_indices",
+                                                      "full_counts", "full_indices"};
+  for (size_t i = 0; i < kLists; ++i) {
+    const Array& array = operands[first + i];
+    std::vector<int64_t> shape = {mask_batch(array, e), 1, lines};
+    if (i % 2 == 1) {
+      const int64_t width = array.shape.size() == 4 ? array.shape[3] : 0;
+      ATTN_RETURN_IF_ERROR(
+          check_extent((std::string(kNames[i]) + ", entries of a line").c_str(), width, most));
+      shape.push_back(width);
+    }
+    ATTN_RETURN_IF_ERROR(check_array(array, {kNames[i], ElementType::kInt32, shape, kNumber}));
+  }
+  const Array& rows = operands[first + kLists];
+  return check_array(rows,
+                     {"rows", ElementType::kInt32, {mask_batch(rows, e), e.rows, 4}, kVector});
+}
+
+struct Shapes {
+  std::vector<int64_t> query, key, value, out, lse;
+};
+
+Shapes shapes_of(const Extents& e, const AttnFa4Set& set) {
+  return {{e.batch, e.rows, e.heads, set.head_dim},
+          {e.batch, e.keys, e.kv_heads, set.head_dim},
+          {e.batch, e.keys, e.kv_heads, set.head_dim_v},
+          {e.batch, e.rows, e.heads, set.head_dim_v},
+          {e.batch, e.heads, e.rows}};
+}
+
+Status check_forward(const AttnFa4Set& set, const std::vector<Array>& operands,
+                     const std::vector<Array>& results, const Extents& e) {
+  const ElementType type = type_of(set);
+  const Shapes shapes = shapes_of(e, set);
+  ATTN_RETURN_IF_ERROR(check_all(operands, 0,
+                                 {{"query", type, shapes.query, kVector},
+                                  {"key", type, shapes.key, kVector},
+                                  {"value", type, shapes.value, kVector}}));
+  ATTN_RETURN_IF_ERROR(check_mask(operands, kForwardLists, tiles_of(e.rows, set.forward_tile_m),
+                                  tiles_of(e.keys, set.forward_tile_n), e));
+  return check_all(
+      results, 0,
+      {{"out", type, shapes.out, kVector}, {"lse", ElementType::kFloat32, shapes.lse, kNumber}});
+}
+
+// The scratch arrays, in the order of the results.
+std::vector<Expected> scratch_of(const AttnFa4Set& set, const Extents& e) {
+  const int64_t rows = rounded_up(e.rows, set.backward_tile_m);
+  const int64_t keys = rounded_up(e.keys, set.backward_tile_n);
+  const ElementType type = ElementType::kFloat32;
+  std::vector<Expected> all = {
+      {"products", type, {e.batch, e.heads, rows}, kVector},
+      {"lse2", type, {e.batch, e.heads, rows}, kVector},
+      {"query_sums", type, {e.batch, e.heads, rows * set.head_dim}, kVector}};
+  if (e.is_grouped()) {
+    all.push_back({"key_sums", type, {e.batch, e.kv_heads, keys * set.head_dim}, kVector});
+    all.push_back({"value_sums", type, {e.batch, e.kv_heads, keys * set.head_dim_v}, kVector});
+  }
+  return all;
+}
+
+Status check_backward(const AttnFa4Set& set, const std::vector<Array>& operands,
+                      const std::vector<Array>& results, const Extents& e) {
+  const ElementType type = type_of(set), number = ElementType::kFloat32;
+  const Shapes shapes = shapes_of(e, set);
+  ATTN_RETURN_IF_ERROR(check_all(operands, 0,
+                                 {{"query", type, shapes.query, kVector},
+                                  {"key", type, shapes.key, kVector},
+                                  {"value", type, shapes.value, kVector},
+                                  {"out", type, shapes.out, kVector},
+                                  {"lse", number, shapes.lse, kNumber},
+                                  {"out_grad", type, shapes.out, kVector},
+                                  {"lse_grad", number, shapes.lse, kNumber}}));
+  ATTN_RETURN_IF_ERROR(check_mask(operands, kBackwardLists, tiles_of(e.keys, set.backward_tile_n),
+                                  tiles_of(e.rows, entry_rows(set)), e));
+  ATTN_RETURN_IF_ERROR(check_all(results, 0,
+                                 {{"query's gradient", type, shapes.query, kVector},
+                                  {"key's gradient", type, shapes.key, kVector},
+                                  {"value's gradient", type, shapes.value, kVector}}));
+  const std::vector<Expected> scratch = scratch_of(set, e);
+  ATTN_RETURN_IF_ERROR(check_counts(results, kGrads + scratch.size(), "results"));
+  for (const Expected& array : scratch) {
+    ATTN_RETURN_IF_ERROR(check_extent(array.name, array.shape.back(), kMostInt32));
+  }
+  return check_all(results, kGrads, scratch);
+}
+
+Status fill_all(const std::vector<Array>& arrays, cudaStream_t stream) {
+  for (const Array& array : arrays) {
+    ATTN_RETURN_IF_ERROR(fill(array.data, 0xff, array.bytes, stream));
+  }
+  return {};
+}
+
+// The lists and rows of a mask, in the kernels' terms.
+struct Mask {
+  AttnFa4Counts partial_counts;
+  AttnFa4Indices partial_indices;
+  AttnFa4Counts full_counts;
+  AttnFa4Indices full_indices;
+  AttnFa4Rows rows;
+};
+
+Mask mask_of(const std::vector<Array>& operands, size_t first, const Extents& e) {
+  const auto batch = static_cast<int32_t>(e.batch), heads = static_cast<int32_t>(e.heads);
+  return {as_counts(operands[first], batch, heads), as_indices(operands[first + 1], batch, heads),
+          as_counts(operands[first + 2], batch, heads),
+          as_indices(operands[first + 3], batch, heads), as_rows(operands[first + kLists], batch)};
+}
+
+}  // namespace
+
+Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward) {
+  const CompiledLibrary* library = compiled_library();
+  if (!library) {
+    return Status{Code::kLibrary,
+                  "its kernels are not loaded; build them with `attn-dispatch build-fa4`"};
+  }
+  CompiledSet* set = library->find(spec.set);
+  if (!set) {
+    return Status{Code::kLibrary, library->path + " has no kernels " + to_text(spec.set) +
+                                      "; build them with `attn-dispatch build-fa4`"};
+  }
+  const AttnFa4Set& facts = set->facts;
+  const int64_t tile_m = is_backward ? entry_rows(facts) : facts.forward_tile_m;
+  const int64_t tile_n = is_backward ? facts.backward_tile_n : facts.forward_tile_n;
+  if (spec.tile_m != tile_m || spec.tile_n != tile_n) {
+    const auto tiles = [](int64_t m, int64_t n) {
+      return std::to_string(m) + " x " + std::to_string(n);
+    };
+    return Status{Code::kLibrary, "the program was lowered for tiles of " +
+                                      tiles(spec.tile_m, spec.tile_n) + ", and the kernels " +
+                                      spec.set + " have tiles of " + tiles(tile_m, tile_n) +
+                                      "; lower it again here"};
+  }
+  return set;
+}
+
+Status load_pass(CompiledSet& set, bool is_backward, int32_t ordinal) {
+  if (!is_backward) return set.forward.load(ordinal);
+  for (CompiledKernel* kernel : {&set.preprocess, &set.backward, &set.query_grad,
+                                 &set.backward_grouped, &set.key_value_grad}) {
+    if (kernel->exists()) ATTN_RETURN_IF_ERROR(kernel->load(ordinal));
+  }
+  return {};
+}
+
+Status run_forward(const CompiledSet& set, float scale, const std::vector<Array>& operands,
+                   const std::vector<Array>& results, bool poisons, cudaStream_t stream) {
+  ATTN_RETURN_IF_ERROR(check_counts(operands, kForwardLists + kLists + 1, "operands"));
+  ATTN_RETURN_IF_ERROR(check_counts(results, kForwardResults, "results"));
+  const Result<Extents> extents = extents_of(operands);
+  if (!extents.ok()) return extents.status;
+  ATTN_RETURN_IF_ERROR(check_forward(set.facts, operands, results, extents.value));
+  if (poisons) ATTN_RETURN_IF_ERROR(fill_all(results, stream));
+  const Mask mask = mask_of(operands, kForwardLists, extents.value);
+  return set.forward(stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
+                     as_heads(operands[kValue]), as_heads(results[0]), as_numbers(results[1]),
+                     mask.partial_counts, mask.partial_indices, mask.full_counts, mask.full_indices,
+                     mask.rows);
+}
+
+Status run_backward(const CompiledSet& set, float scale, const std::vector<Array>& operands,
+                    const std::vector<Array>& results, bool poisons, cudaStream_t stream) {
+  ATTN_RETURN_IF_ERROR(check_counts(operands, kBackwardLists + kLists + 1, "operands"));
+  if (results.size() < kGrads) return check_counts(results, kGrads, "results");
+  const Result<Extents> extents = extents_of(operands);
+  if (!extents.ok()) return extents.status;
+  const bool is_grouped = extents.value.is_grouped();
+  if (is_grouped && !set.backward_grouped.exists()) {
+    return {Code::kUnsupported, std::string("the kernels ") + set.facts.name +
+                                    " have no backward pass of grouped heads"};
+  }
+  ATTN_RETURN_IF_ERROR(check_backward(set.facts, operands, results, extents.value));
+  if (poisons) ATTN_RETURN_IF_ERROR(fill_all(results, stream));
+
+  const Mask mask = mask_of(operands, kBackwardLists, extents.value);
+  const AttnFa4Heads out_grad = as_heads(operands[5]);
+  const AttnFa4Numbers products = as_numbers(results[kGrads]);
+  const AttnFa4Numbers lse2 = as_numbers(results[kGrads + 1]);
+  const AttnFa4Numbers query_sums = as_numbers(results[kGrads + 2]);
+  const AttnFa4Heads dq = as_heads(results[0]), dk = as_heads(results[1]);
+  const AttnFa4Heads dv = as_heads(results[2]);
+
+  const auto differentiate = [&](const CompiledKernel& kernel, auto key_grad, auto value_grad) {
+    return kernel(stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
+                  as_heads(operands[kValue]), out_grad, lse2, products, query_sums, key_grad,
+                  value_grad, mask.partial_counts, mask.partial_indices, mask.full_counts,
+                  mask.full_indices, mask.rows);
+  };
+  // Before the kernels: each lets the next begin early, and a memset between them would not wait.
+  for (size_t i = kGrads + 3; i < results.size(); ++i) {
+    ATTN_RETURN_IF_ERROR(fill(results[i].data, 0, results[i].bytes, stream));
+  }
+  ATTN_RETURN_IF_ERROR(set.preprocess(stream, scale, as_heads(operands[3]), out_grad, products,
+                                      as_numbers(operands[4]), lse2, query_sums,
+                                      as_numbers(operands[6])));
+  if (!is_grouped) {
+    ATTN_RETURN_IF_ERROR(differentiate(set.backward, dk, dv));
+    return set.query_grad(stream, scale, query_sums, dq);
+  }
+  const AttnFa4Numbers key_sums = as_numbers(results[kGrads + 3]);
+  const AttnFa4Numbers value_sums = as_numbers(results[kGrads + 4]);
+  ATTN_RETURN_IF_ERROR(differentiate(set.backward_grouped, key_sums, value_sums));
+  ATTN_RETURN_IF_ERROR(set.query_grad(stream, scale, query_sums, dq));
+  ATTN_RETURN_IF_ERROR(set.key_value_grad(stream, scale, key_sums, dk));
+  return set.key_value_grad(stream, 1.0f, value_sums, dv);
+}
+
+}  // namespace attn_dispatch

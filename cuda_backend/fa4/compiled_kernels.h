@@ -1,0 +1,77 @@
+// FlashAttention-4's compiled kernels: the library that `attn-dispatch build-fa4` made, which
+// Python names, and its kernels on the devices of this process.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fa4_library.h"
+#include "library.h"
+#include "status.h"
+
+namespace attn_dispatch {
+
+// A kernel whose code is loaded on first use, once for all devices, and prepared once for each.
+class CompiledKernel {
+ public:
+  explicit CompiledKernel(const AttnFa4Kernel& kernel) : kernel_(kernel) {}
+
+  bool exists() const { return kernel_.run != nullptr; }
+
+  // Loads the kernel on the current device, which has this ordinal. Must not be called inside a
+  // stream capture.
+  Status load(int32_t ordinal);
+
+  // Queues the kernel on a device where it is loaded. Arrays are structs of fa4_library.h.
+  template <typename... Arrays>
+  Status operator()(cudaStream_t stream, float scale, Arrays... arrays) const {
+    int32_t result = 0;
+    void* arguments[] = {&arrays..., &scale, &stream, &result};
+    return run(arguments, sizeof...(Arrays) + 3, &result);
+  }
+
+ private:
+  Status run(void** arguments, int32_t count, const int32_t* result) const;
+  Status load_code();
+
+  const AttnFa4Kernel kernel_;
+  std::mutex mutex_;
+  void* code_ = nullptr;
+  std::atomic<uint64_t> devices_{0};
+  static_assert(kMaxDevices <= 64, "devices_ has a bit for each");
+};
+
+// A set of kernels, and what it is for.
+struct CompiledSet {
+  explicit CompiledSet(const AttnFa4Set& set)
+      : facts(set),
+        forward(set.forward),
+        preprocess(set.preprocess),
+        backward(set.backward),
+        query_grad(set.query_grad),
+        backward_grouped(set.backward_grouped),
+        key_value_grad(set.key_value_grad) {}
+
+  const AttnFa4Set& facts;
+  CompiledKernel forward, preprocess, backward, query_grad, backward_grouped, key_value_grad;
+};
+
+struct CompiledLibrary {
+  std::string path;
+  std::string versions;
+  std::vector<std::unique_ptr<CompiledSet>> sets;
+
+  CompiledSet* find(const std::string& name) const;
+};
+
+// Loads the library from a path. The first success is final: a process uses one.
+Result<const CompiledLibrary*> load_compiled_library(const std::string& path);
+
+// The library that this process has loaded; null if none.
+const CompiledLibrary* compiled_library();
+
+}  // namespace attn_dispatch
