@@ -1,0 +1,166 @@
+"""FlashAttention-4's kernels that `attn-dispatch build-fa4` compiled, as this process uses them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+import jax
+
+from attn_dispatch.devices import native_libraries
+from attn_dispatch.fa4 import folder
+
+FORWARD_TARGET = "attn_dispatch_fa4_forward"
+BACKWARD_TARGET = "attn_dispatch_fa4_backward"
+_STATE = "attn_dispatch_fa4_call"
+_REMEDY = "run `attn-dispatch build-fa4`"
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """The compiled kernels for one pair of head dims and one dtype (fa4_library.h)."""
+
+    name: str
+    arch: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    forward_tile_m: int
+    forward_tile_n: int
+    backward_tile_m: int
+    backward_tile_n: int
+    backward_subtiles: int
+    differentiates_grouped_heads: bool
+
+    @property
+    def forward_tiles(self) -> tuple[int, int]:
+        """Query rows and keys of a tile, as the forward kernel's lists count them."""
+        return self.forward_tile_m, self.forward_tile_n
+
+    @property
+    def backward_tiles(self) -> tuple[int, int]:
+        """Query rows and keys of a tile, as the backward kernel's lists count them."""
+        return self.backward_tile_m * self.backward_subtiles, self.backward_tile_n
+
+
+@dataclass(frozen=True)
+class CompiledLibrary:
+    """The compiled kernels, or the reason why this process cannot use them."""
+
+    backend: ModuleType | None
+    """`_cuda`, with the kernels loaded; None if they are not usable."""
+    path: str = ""
+    versions: str = ""
+    """The packages that they were compiled with."""
+    sets: tuple[KernelSet, ...] = ()
+    unusable_reason: str = ""
+    """Why the kernels cannot be used; empty if they can."""
+
+    @property
+    def is_usable(self) -> bool:
+        return self.backend is not None
+
+    def set_for(
+        self, head_dim: int, head_dim_v: int, dtype: str, *, has_grouped_gradients: bool = False
+    ) -> KernelSet | None:
+        """The narrowest set that a call's columns fit into; None if there is none.
+
+        Args:
+          head_dim: the columns of query and key.
+          head_dim_v: the columns of value.
+          dtype: the arrays' dtype.
+          has_grouped_gradients: whether it is the backward pass of a call with fewer key heads
+            than query heads, which not every set can run.
+        """
+        fit = [
+            x
+            for x in self.sets
+            if x.dtype == dtype
+            and head_dim <= x.head_dim
+            and head_dim_v <= x.head_dim_v
+            and (x.differentiates_grouped_heads or not has_grouped_gradients)
+        ]
+        return min(fit, key=lambda x: x.head_dim + x.head_dim_v, default=None)
+
+
+def find() -> CompiledLibrary:
+    """Load `_cuda` and through it the compiled kernels.
+
+    The result is cached, but not a failure: later, the kernels may be compiled.
+    """
+    try:
+        return _load()
+    except _NotLoaded as failure:
+        return failure.library
+
+
+class _NotLoaded(Exception):
+    def __init__(self, library: CompiledLibrary) -> None:
+        super().__init__(library.unusable_reason)
+        self.library = library
+
+
+@lru_cache(maxsize=1)
+def _load() -> CompiledLibrary:
+    path = folder.library()
+    try:
+        backend = native_libraries.load(native_libraries.CUDA)
+    except ImportError as error:
+        raise _NotLoaded(_unusable(path, str(error))) from error
+    library = load(backend, path)
+    if not library.is_usable:
+        raise _NotLoaded(library)
+    return library
+
+
+def load(backend: ModuleType, path: Path) -> CompiledLibrary:
+    """Load the kernels in this file into `backend`, a `_cuda` module."""
+    if not os.path.isfile(path):  # opening a pipe would wait
+        why = f"FlashAttention-4's kernels are not compiled: {_REMEDY} (there is no file {path})"
+        return _unusable(path, why)
+    try:
+        facts = backend.load_fa4(path)
+    except RuntimeError as error:
+        return _unusable(path, str(error))
+    sets = tuple(KernelSet(*x) for x in facts["sets"])
+    return CompiledLibrary(backend, facts["path"], facts["versions"], sets)
+
+
+def _unusable(path: Path, why: str) -> CompiledLibrary:
+    return CompiledLibrary(None, str(path), unusable_reason=why)
+
+
+@lru_cache(maxsize=1)
+def register() -> None:
+    """Register the custom calls with XLA.
+
+    Raises:
+      RuntimeError: if the kernels are not usable, with the reason.
+    """
+    library = find()
+    if library.backend is None:
+        raise RuntimeError(library.unusable_reason)
+    register_handlers(library.backend, "CUDA")
+
+
+def register_handlers(backend: ModuleType, platform: str) -> None:
+    """Register the handlers of a `_cuda` module as custom calls of this XLA platform."""
+    jax.ffi.register_ffi_type(_STATE, backend.fa4_state_type(), platform)
+    handlers = backend.fa4_handlers()
+    for target, stages in (
+        (FORWARD_TARGET, handlers["forward"]),
+        (BACKWARD_TARGET, handlers["backward"]),
+    ):
+        jax.ffi.register_ffi_target(target, stages, platform=platform)
+
+
+def names(sets: Iterable[KernelSet]) -> str:
+    """The head dims and dtypes of sets, for messages: "128 bfloat16, 192/128 float16"."""
+    return ", ".join(
+        f"{x.head_dim}{'' if x.head_dim == x.head_dim_v else f'/{x.head_dim_v}'} {x.dtype}"
+        for x in sets
+    )

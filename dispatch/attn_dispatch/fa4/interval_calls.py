@@ -1,0 +1,136 @@
+"""The custom calls of compiled FlashAttention-4, whose mask is intervals of keys for each row.
+
+Arrays are query [B, T, N, H], key [B, S, K, H] and value [B, S, K, Hv]; out is [B, T, N, Hv] and
+lse float32 [B, N, T]. A mask is `rows`, int32 [1|B, T, 4]: a row sees the keys from the first
+number on, as many as the second says, and likewise those of the third and fourth. `lists` have the
+tiles of which some pairs are visible, and those of which all are, each as int32 [1|B, 1, M] counts
+and [1|B, 1, M, L] ascending indices: for the forward pass a line for each tile of query rows, and
+for the backward pass one for each tile of keys. Tiles are those of the set of kernels that runs
+the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.fa4 import compiled
+from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSet
+from attn_dispatch.semantics.wider_arrays import pad_last, round_up
+
+
+def forward_set(query: jax.Array, value: jax.Array) -> KernelSet:
+    """The kernels that run a forward pass.
+
+    Raises:
+      ValueError: no compiled set is for these arrays.
+    """
+    return _set_for(query, value, is_backward=False)
+
+
+def backward_set(query: jax.Array, value: jax.Array) -> KernelSet:
+    """The same for a backward pass."""
+    return _set_for(query, value, is_backward=True)
+
+
+def forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    rows: jax.Array,
+    lists: Sequence[jax.Array],
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """out and lse."""
+    kernels = forward_set(query, value)
+    query_wide, key_wide = (pad_last(x, kernels.head_dim) for x in (query, key))
+    value_wide = pad_last(value, kernels.head_dim_v)
+    batch, length, heads, _ = query.shape
+    results = [
+        jax.ShapeDtypeStruct((batch, length, heads, kernels.head_dim_v), query.dtype),
+        jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
+    ]
+    operands = (query_wide, key_wide, value_wide, *lists, rows)
+    call = jax.ffi.ffi_call(FORWARD_TARGET, results)
+    out, lse = call(*operands, **_attributes(kernels, kernels.forward_tiles, scale))
+    return out[..., : value.shape[-1]], lse
+
+
+def backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    out_grad: jax.Array,
+    lse_grad: jax.Array | None,
+    rows: jax.Array,
+    lists: Sequence[jax.Array],
+    scale: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value. A `lse_grad` of None is zero."""
+    kernels = backward_set(query, value)
+    query_wide, key_wide = (pad_last(x, kernels.head_dim) for x in (query, key))
+    columns = (pad_last(x, kernels.head_dim_v) for x in (value, out, out_grad))
+    value_wide, out_wide, out_grad_wide = columns
+    if lse_grad is None:
+        lse_grad = jnp.zeros_like(lse)
+    operands = (query_wide, key_wide, value_wide, out_wide, lse, out_grad_wide, lse_grad)
+    grads = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query_wide, key_wide, value_wide)]
+    results = [*grads, *_scratch(kernels, query, key)]
+    call = jax.ffi.ffi_call(BACKWARD_TARGET, results)
+    attributes = _attributes(kernels, kernels.backward_tiles, scale)
+    dq, dk, dv, *_ = call(*operands, *lists, rows, **attributes)
+    width, width_v = query.shape[-1], value.shape[-1]
+    return dq[..., :width], dk[..., :width], dv[..., :width_v]
+
+
+def scratch_bytes(kernels: KernelSet, query: jax.Array, key: jax.Array) -> int:
+    """Bytes of scratch memory of a backward pass."""
+    return sum(x.size * x.dtype.itemsize for x in _scratch(kernels, query, key))
+
+
+def _scratch(
+    kernels: KernelSet, query: jax.Array, key: jax.Array
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Two numbers for each query row, the sums of dq and, if heads are grouped, of dk and dv."""
+    batch, length, heads, _ = query.shape
+    keys, kv_heads = key.shape[1:3]
+    rows = round_up(length, kernels.backward_tile_m)
+    shapes = [(batch, heads, rows), (batch, heads, rows), (batch, heads, rows * kernels.head_dim)]
+    if heads != kv_heads:
+        padded = round_up(keys, kernels.backward_tile_n)
+        widths = (kernels.head_dim, kernels.head_dim_v)
+        shapes += [(batch, kv_heads, padded * x) for x in widths]
+    return tuple(jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes)
+
+
+def _attributes(
+    kernels: KernelSet, tiles: tuple[int, int], scale: float
+) -> dict[str, str | np.generic]:
+    tile_m, tile_n = tiles
+    return {
+        "set": kernels.name,
+        "tile_m": np.int64(tile_m),
+        "tile_n": np.int64(tile_n),
+        "scale": np.float32(scale),
+    }
+
+
+def _set_for(query: jax.Array, value: jax.Array, *, is_backward: bool) -> KernelSet:
+    library = compiled.find()
+    if not library.is_usable:
+        raise RuntimeError(library.unusable_reason)
+    width, width_v, dtype = query.shape[-1], value.shape[-1], str(query.dtype)
+    is_grouped = query.shape[2] != value.shape[2]
+    found = library.set_for(width, width_v, dtype, has_grouped_gradients=is_backward and is_grouped)
+    if found is None:
+        raise ValueError(
+            f"head dims and dtype: expected at most those of a compiled set of "
+            f"FlashAttention-4's kernels ({compiled.names(library.sets)}), got "
+            f"{width}/{width_v} {dtype}"
+        )
+    return found
