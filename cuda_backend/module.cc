@@ -8,8 +8,7 @@
 
 #include "buffers.h"
 #include "cudnn_scope.h"
-#include "fa4/compiled_kernels.h"
-#include "fa4/handlers.h"
+#include "fa4/module_functions.h"
 #include "handlers.h"
 #include "library.h"
 #include "plan.h"
@@ -70,22 +69,6 @@ template <typename Function>
 auto in_cudnn_with_spec(const py::dict& attributes, Function&& function) {
   const SdpaSpec spec = spec_from(attributes);
   return value_or_throw(in_cudnn([&] { return function(spec); }));
-}
-
-// What Python needs to know of compiled kernels.
-py::dict facts_of(const CompiledLibrary& library) {
-  py::list sets;
-  for (const auto& set : library.sets) {
-    const AttnFa4Set& x = set->facts;
-    sets.append(py::make_tuple(x.name, x.arch, x.dtype, x.head_dim, x.head_dim_v, x.forward_tile_m,
-                               x.forward_tile_n, x.backward_tile_m, x.backward_tile_n,
-                               x.backward_subtiles, set->backward_grouped.exists()));
-  }
-  py::dict facts;
-  facts["path"] = to_python(library.path);
-  facts["versions"] = library.versions;
-  facts["sets"] = sets;
-  return facts;
 }
 
 // Planning takes a second at most; if it hangs, the process ends all the same.
@@ -228,31 +211,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "ffi_state_type", [] { return capsules(ffi_state_type()); },
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
-  m.def(
-      "load_fa4",
-      [](const py::object& path) {
-        const std::string file = path_from(path);
-        const auto library = [&] {
-          py::gil_scoped_release release;
-          return load_compiled_library(file);
-        }();
-        raise_if_error(library.status);
-        return facts_of(*library.value);
-      },
-      py::arg("path"),
-      "Load FlashAttention-4's compiled kernels; the first success is final. Returns the path, the "
-      "versions of their sources, and the sets of kernels.");
-  m.def(
-      "fa4_handlers",
-      [] {
-        return std::map<std::string, std::map<std::string, py::capsule>>{
-            {"forward", capsules(fa4_forward_handlers())},
-            {"backward", capsules(fa4_backward_handlers())}};
-      },
-      "Pass -> stage name -> capsule, for jax.ffi.register_ffi_target.");
-  m.def(
-      "fa4_state_type", [] { return capsules(fa4_state_type()); },
-      "ffi_state_type of the state of these handlers.");
+  add_fa4_functions(m);
   m.def("set_local_devices", &set_local_devices, py::arg("ordinals"),
         "Set the driver's ordinals of the devices that JAX uses in this process.");
 

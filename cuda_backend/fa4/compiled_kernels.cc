@@ -45,6 +45,8 @@ Status CompiledKernel::load(int32_t ordinal) {
   ATTN_RETURN_IF_ERROR(check_ordinal(ordinal));
   const uint64_t bit = uint64_t{1} << ordinal;
   if (devices_.load(std::memory_order_acquire) & bit) return {};
+  // The driver is not loaded yet if cuDNN was not used.
+  if (!has_driver()) return {Code::kLibrary, "no CUDA driver library can be loaded"};
   std::lock_guard<std::mutex> lock(mutex_);
   if (devices_.load(std::memory_order_relaxed) & bit) return {};
   forget_driver_failure();

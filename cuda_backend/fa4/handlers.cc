@@ -65,8 +65,6 @@ ffi::ErrorOr<std::unique_ptr<Fa4Call>> Instantiate(ffi::Dictionary attributes) {
 template <bool is_backward>
 ffi::Error Initialize(int32_t ordinal, Fa4Call* call, ffi::RemainingArgs, ffi::RemainingRets,
                       ffi::Dictionary) {
-  // The driver is not loaded yet if cuDNN was not used.
-  if (!has_driver()) return to_ffi({Code::kLibrary, "no CUDA driver library can be loaded"});
   return to_ffi(load_pass(*call->set, is_backward, ordinal));
 }
 

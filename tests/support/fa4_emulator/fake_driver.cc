@@ -1,0 +1,105 @@
+// A CUDA driver that runs nothing: it writes down what is loaded and launched, and its device
+// memory is the host's. It has the soname of the real one, so the handlers find it.
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+
+namespace {
+
+std::string log_text;
+std::map<std::uintptr_t, std::string> kernels;
+int failing_call = 0;
+std::string failing_name;
+
+template <typename... Arguments>
+void note(const char* format, Arguments... arguments) {
+  char line[512];
+  std::snprintf(line, sizeof line, format, arguments...);
+  log_text += line;
+  log_text += '\n';
+}
+
+// Fails the call of this name that fake_fail announced.
+int result_of(const char* name) {
+  if (failing_name != name || --failing_call > 0) return 0;
+  failing_name.clear();
+  return 2;  // CUDA_ERROR_OUT_OF_MEMORY
+}
+
+struct Attribute {  // CUlaunchAttribute
+  int32_t id;
+  char padding[4];
+  int32_t value[16];
+};
+
+struct Config {  // CUlaunchConfig
+  uint32_t grid[3], block[3], shared_memory;
+  void* stream;
+  const Attribute* attributes;
+  uint32_t count;
+};
+
+}  // namespace
+
+extern "C" {
+
+const char* fake_log() { return log_text.c_str(); }
+void fake_clear() { log_text.clear(); }
+void fake_fail(const char* name, int call) {
+  failing_name = name;
+  failing_call = call;
+}
+
+int cuLibraryLoadData(void** library, const void* code, void*, void**, unsigned, void*, void**,
+                      unsigned) {
+  note("load %.4s", std::memcmp(code, "\177ELF", 4) == 0 ? "ELF" : "not an ELF");
+  *library = const_cast<void*>(code);
+  return result_of("cuLibraryLoadData");
+}
+
+int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+  kernels[reinterpret_cast<std::uintptr_t>(library)] = name;
+  *kernel = library;
+  return result_of("cuLibraryGetKernel");
+}
+
+int cuKernelGetAttribute(int* value, int, void*, int) {
+  *value = 0;
+  return result_of("cuKernelGetAttribute");
+}
+
+int cuKernelSetAttribute(int attribute, int value, void*, int device) {
+  note("set %d=%d on %d", attribute, value, device);
+  return result_of("cuKernelSetAttribute");
+}
+
+int cuDeviceGetAttribute(int* value, int, int) {
+  *value = 232448;  // an H100's shared memory of a block, in bytes
+  return result_of("cuDeviceGetAttribute");
+}
+
+int cuCtxGetDevice(int* device) {
+  *device = 0;
+  return result_of("cuCtxGetDevice");
+}
+
+int cuGetErrorName(int result, const char** name) {
+  *name = result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_UNKNOWN";
+  return 0;
+}
+
+int cuLaunchKernelEx(const Config* config, void*, void**, void**) {
+  note("launch grid %u,%u,%u block %u shared %u", config->grid[0], config->grid[1], config->grid[2],
+       config->block[0], config->shared_memory);
+  return result_of("cuLaunchKernelEx");
+}
+
+int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t bytes, void*) {
+  note("fill %zu with %d", bytes, value);
+  if (const int result = result_of("cuMemsetD8Async")) return result;
+  std::memset(reinterpret_cast<void*>(address), value, bytes);
+  return 0;
+}
+}
