@@ -1,0 +1,288 @@
+"""Checks FlashAttention-4's compiled kernels under drawn masks, and measures them.
+
+usage: python tests/gpu/fa4_kernels.py [--set NAME ...] [--seconds N] [--times] [--out FOLDER]
+
+The library is that of ATTN_DISPATCH_FA4_LIBRARY, or else where build-fa4 puts it. Results and
+scratch memory are filled with NaN before every call. Every set of kernels runs every kind of mask
+in several shapes: grouped heads, lengths that end within a tile, other numbers of keys than of
+rows, rows that see nothing. The exit status is 1 if an error exceeds what is allowed.
+
+--times measures 8,192 rows of 32 heads on 8, head dim 128, beside what attn_dispatch runs today.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("ATTN_DISPATCH_POISON", "1")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import argparse
+import fnmatch
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import attn_dispatch
+from attn_dispatch import mods
+from attn_dispatch.fa4 import compiled, interval_calls
+from attn_dispatch.fa4.compiled import KernelSet
+from tests.support import interval_attention as attention
+from tests.support import interval_masks as intervals
+
+# Batch, query rows, keys, query heads, key heads.
+_SHAPES = (
+    (2, 1000, 1000, 8, 2),
+    (1, 777, 1500, 4, 4),
+    (2, 512, 512, 8, 1),
+    (1, 1030, 260, 6, 6),
+)
+
+
+def results(
+    inputs: attention.Inputs, rows: jax.Array, forward_lists, backward_lists, scale: float
+) -> attention.Results:
+    """What the kernels compute."""
+    out, lse = interval_calls.forward(
+        inputs.query, inputs.key, inputs.value, rows, forward_lists, scale
+    )
+    gradients = interval_calls.backward(
+        inputs.query, inputs.key, inputs.value, out, lse, inputs.out_grad, inputs.lse_grad,
+        rows, backward_lists, scale,
+    )  # fmt: skip
+    return out, lse, *gradients
+
+
+_run = jax.jit(results, static_argnames="scale")
+
+
+def lists_for(rows: np.ndarray, query: jax.Array, value: jax.Array):
+    """The lists of both passes, for the sets that run these arrays."""
+    seen = intervals.dense(rows, value.shape[1])
+    forward, backward = (
+        x(query, value) for x in (interval_calls.forward_set, interval_calls.backward_set)
+    )
+    return (
+        intervals.lists(seen, *forward.forward_tiles),
+        intervals.lists(seen, *backward.backward_tiles, by_keys=True),
+    )
+
+
+def check_set(kernels: KernelSet, deadline: float) -> Iterator[tuple[str, attention.Check]]:
+    """A check of every result of every mask in every shape."""
+    dims = (kernels.head_dim, kernels.head_dim_v)
+    for seed, shape in enumerate(_SHAPES):
+        inputs = attention.drawn(seed, shape, dims, kernels.dtype)
+        for mask, rows in intervals.masks(seed, shape[0], shape[1], shape[2]).items():
+            if time.monotonic() > deadline:
+                return
+            for check in check_mask(inputs, rows, dims[0] ** -0.5):
+                yield f"{kernels.name} {list(shape)} {mask}", check
+
+
+def check_mask(
+    inputs: attention.Inputs, rows: np.ndarray, scale: float
+) -> Iterator[attention.Check]:
+    """The checks of one call, and that its forward pass computes the same again."""
+    lists = lists_for(rows, inputs.query, inputs.value)
+    seen = jnp.asarray(intervals.dense(rows, inputs.key.shape[1]))
+    got = _run(inputs, rows, *lists, scale)
+    plain = attention.computed(inputs, seen, scale, is_exact=False)
+    exact = attention.computed(inputs, seen, scale, is_exact=True)
+    rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
+    gradients = attention.computed(rounded, seen, scale, is_exact=True)[2:]
+    yield from attention.checks(got, (*exact[:2], *gradients), plain)
+    again = _run(inputs, rows, *lists, scale)
+    same = all(bool((x == y).all()) for x, y in zip(got[:2], again[:2], strict=True))
+    yield attention.Check("again", 0.0 if same else float("inf"), 0.0, 0.0, 0.0)
+
+
+def check_graphs() -> Iterator[tuple[str, attention.Check]]:
+    """Several calls in one program, which XLA captures in a command buffer, run several times."""
+    inputs = attention.drawn(0, (1, 512, 512, 8, 2), (128, 128), "bfloat16")
+    rows = intervals.window(512, 512, 200)
+    lists = lists_for(rows, inputs.query, inputs.value)
+
+    @jax.jit
+    def layers(query: jax.Array) -> jax.Array:
+        for _ in range(6):
+            out, _ = interval_calls.forward(query, inputs.key, inputs.value, rows, lists[0], 0.1)
+            query = query + out
+        return query
+
+    first = layers(inputs.query)
+    for i in range(5):
+        is_same = bool((layers(inputs.query) == first).all())
+        error = 0.0 if is_same else float("inf")
+        yield f"command buffers, run {i + 2}", attention.Check("out", error, 0.0, 0.0, 0.0)
+
+
+# ---- times
+
+Program = tuple[Callable[..., object], tuple[jax.Array, ...]]
+
+
+def seconds_of_call(program: Program, calls: int) -> float:
+    run, arguments = program
+    started, result = time.perf_counter(), None
+    for _ in range(calls):
+        result = run(*arguments)
+    jax.block_until_ready(result)
+    return (time.perf_counter() - started) / calls
+
+
+def measured(programs: Mapping[str, Program], rounds: int = 6) -> dict[str, float]:
+    """Microseconds of each program, the median over rounds that run them forth and back."""
+    calls = {}
+    for name, program in programs.items():
+        try:
+            seconds_of_call(program, 2)
+            calls[name] = max(5, int(0.04 / seconds_of_call(program, 5)))
+        except Exception as error:
+            print(f"    {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(rounds):
+        for name in list(calls)[:: 1 if i % 2 == 0 else -1]:
+            times[name].append(seconds_of_call(programs[name], calls[name]))
+    return {name: round(1e6 * statistics.median(x), 1) for name, x in times.items()}
+
+
+def differentiated(function: Callable[..., jax.Array]) -> Callable[..., object]:
+    def both(q, k, v, out_grad):
+        out, pull = jax.vjp(function, q, k, v)
+        return out, *pull(out_grad)
+
+    return jax.jit(both)
+
+
+def time_masks(length: int = 8192) -> dict[str, dict[str, float]]:
+    """Microseconds of forward (f) and forward with backward (f+b) for some masks."""
+    inputs = attention.drawn(0, (1, length, length, 32, 8), (128, 128), "bfloat16")
+    ids = jnp.repeat(jnp.arange(1, 9, dtype=jnp.int32), length // 8)[None]
+    starts = np.arange(length) // (length // 8) * (length // 8)
+    t = np.arange(length)
+    documents = np.stack([starts, t + 1 - starts, 0 * t, 0 * t], -1).astype(np.int32)[None]
+    n = length
+    cases = {
+        "causal": (intervals.causal(n, n), {}),
+        "8 documents": (documents, {"query_segment_ids": ids, "max_segments": 8}),
+        "window 1024": (intervals.window(n, n, 1024), {"local_window_size": (1023, 0)}),
+        "prefix 2048": (
+            intervals.prefix(n, n, 2048),
+            {"is_causal": False, "mask_mod": mods.prefix_lm(jnp.array([2048], jnp.int32))},
+        ),
+        "window 1024 and 64 sinks": (
+            intervals.window_and_sinks(n, n, 1024, 64),
+            {"mask_mod": lambda b, n, t, s: (s < 64) | (t - s < 1024)},
+        ),
+    }
+    found = {}
+    for name, (rows, options) in cases.items():
+        found |= time_mask(name, inputs, rows, {"is_causal": True} | options)
+    return found
+
+
+def time_mask(name: str, inputs: attention.Inputs, rows: np.ndarray, options: dict):
+    """The two rows of a mask: of ours, and of what runs the call today."""
+    scale = inputs.query.shape[-1] ** -0.5
+    on_device = jax.device_put((rows, *lists_for(rows, inputs.query, inputs.value)))
+    rows_there, forward_lists, backward_lists = on_device
+    arrays = (inputs.query, inputs.key, inputs.value)
+
+    def forward(q, k, v):
+        return interval_calls.forward(q, k, v, rows_there, forward_lists, scale)
+
+    @jax.jit
+    def both(q, k, v, out_grad):
+        out, lse = forward(q, k, v)
+        return out, *interval_calls.backward(
+            q, k, v, out, lse, out_grad, None, rows_there, backward_lists, scale
+        )
+
+    def today(q, k, v):
+        return attn_dispatch.dot_product_attention(q, k, v, **options)
+
+    pairs = float(intervals.dense(rows, inputs.key.shape[1]).sum())
+    flops = 4 * inputs.query.shape[2] * inputs.query.shape[3] * pairs
+    found = {}
+    for what, times, work in (
+        ("f", {"ours": (jax.jit(forward), arrays), "today": (jax.jit(today), arrays)}, flops),
+        (
+            "f+b",
+            {
+                "ours": (both, (*arrays, inputs.out_grad)),
+                "today": (differentiated(today), (*arrays, inputs.out_grad)),
+            },
+            3.5 * flops,
+        ),
+    ):
+        microseconds = measured(times)
+        shown = ", ".join(
+            f"{x} {y:.0f} us ({work / y / 1e6:.0f} TFLOP/s)" for x, y in microseconds.items()
+        )
+        print(f"{name} {what}: {shown}", flush=True)
+        found[f"{name} {what}"] = microseconds
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", action="append", dest="sets", help="a pattern of sets' names")
+    parser.add_argument("--seconds", type=float, default=420, help="the time for checks")
+    parser.add_argument("--times", action="store_true", help="measure as well")
+    parser.add_argument("--out", type=Path, help="a folder for the numbers")
+    args = parser.parse_args()
+    library = compiled.find()
+    if not library.is_usable:
+        sys.exit(f"error: {library.unusable_reason}")
+    compiled.register()
+    print(f"{library.path}: {library.versions}; {jax.devices()[0].device_kind}", flush=True)
+    times = time_masks() if args.times else {}
+    rows, wrong = check_all(library, args.sets or ["*"], time.monotonic() + args.seconds)
+    if args.out:
+        report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+        report |= {"versions": library.versions, "times": times, "checks": rows}
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "fa4_kernels.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{len(rows)} checks, {wrong} wrong", flush=True)
+    sys.exit(1 if wrong or not rows else 0)
+
+
+def check_all(
+    library: compiled.CompiledLibrary, patterns: list[str], deadline: float
+) -> tuple[list[dict[str, object]], int]:
+    """Every check as a row of the report, and how many are wrong."""
+    chosen = [x for x in library.sets if any(fnmatch.fnmatchcase(x.name, y) for y in patterns)]
+    rows: list[dict[str, object]] = []
+    wrong = 0
+    started = time.monotonic()
+    for i, kernels in enumerate(chosen):
+        # A share of the time for each, so that none is left out.
+        until = started + (deadline - started) * (i + 1) / len(chosen)
+        count, worst = 0, {}
+        for case, check in (*check_set(kernels, until), *(check_graphs() if i == 0 else ())):
+            share = check.error / check.allowed if check.allowed else float(check.error > 0)
+            worst[check.name] = max(worst.get(check.name, 0.0), share)
+            rows.append({"case": case, "result": check.name, "error": check.error,
+                         "allowed": check.allowed, "right": check.is_right})  # fmt: skip
+            count += 1
+            if not check.is_right:
+                wrong += 1
+                print(f"  WRONG {case} {check}", flush=True)
+        shares = ", ".join(f"{x} {y:.2f}" for x, y in worst.items())
+        print(f"{kernels.name}: {count} checks; largest error / allowed: {shares} "
+              f"[{time.monotonic() - started:.0f} s]", flush=True)  # fmt: skip
+    return rows, wrong
+
+
+if __name__ == "__main__":
+    main()
