@@ -246,7 +246,11 @@ def main() -> None:
         sys.exit(f"error: {library.unusable_reason}")
     compiled.register()
     print(f"{library.path}: {library.versions}; {jax.devices()[0].device_kind}", flush=True)
-    times = time_masks() if args.times else {}
+    times: dict[str, dict[str, float]] = {}
+    if args.times:
+        poison = os.environ.pop("ATTN_DISPATCH_POISON")
+        times = time_masks()
+        os.environ["ATTN_DISPATCH_POISON"] = poison
     rows, wrong = check_all(library, args.sets or ["*"], time.monotonic() + args.seconds)
     if args.out:
         report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
