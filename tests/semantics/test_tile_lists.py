@@ -125,7 +125,7 @@ MUTANTS = {
     "the second interval ignored": ("(a, a + length_a), (b, b + length_b)", "(a, a + length_a),"),
     "overlapping intervals": ("jnp.pad(normal(rows)", "jnp.pad(rows"),
     "full by some rows": ("is_full = (count >> 16) ==", "is_full = 0 * (count >> 16) <"),
-    "padding rows must see a full tile": ("jnp.minimum(grid.queries -", "jnp.minimum(tiles * height -"),
+    "padding rows must see": ("jnp.minimum(grid.queries -", "jnp.minimum(tiles * height -"),
     "padding keys must be seen": ("jnp.minimum(begin + grid.tile.keys, grid.keys)",
                                   "begin + grid.tile.keys"),
     "indices in the wrong place": ("dtype=jnp.int32) - 1", "dtype=jnp.int32)"),

@@ -88,13 +88,16 @@ def backward(
     return dq[..., :width], dk[..., :width], dv[..., :width_v]
 
 
-def scratch_bytes(kernels: KernelSet, query: jax.Array, key: jax.Array) -> int:
+Shaped = jax.Array | jax.ShapeDtypeStruct
+
+
+def scratch_bytes(kernels: KernelSet, query: Shaped, key: Shaped) -> int:
     """Bytes of scratch memory of a backward pass."""
     return sum(x.size * x.dtype.itemsize for x in _scratch(kernels, query, key))
 
 
 def _scratch(
-    kernels: KernelSet, query: jax.Array, key: jax.Array
+    kernels: KernelSet, query: Shaped, key: Shaped
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Two numbers for each query row, the sums of dq and, if heads are grouped, of dk and dv."""
     batch, length, heads, _ = query.shape

@@ -50,7 +50,7 @@ class MaskPlan:
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array], tiles: PlanTiles) -> MaskPlan:
         """The plan of a call for which `not_supported_reasons` is empty."""
-        return MaskPlan(Intervals.of(spec, operands), _grids(spec, tiles))
+        return MaskPlan(Intervals.of(spec, operands), plan_grids(spec, tiles))
 
     @property
     def rows(self) -> jax.Array:
@@ -70,12 +70,13 @@ class MaskPlan:
 
 def lists_bytes(spec: AttentionSpec, tiles: PlanTiles) -> tuple[int, int]:
     """Bytes of the forward and of the backward lists, if every batch row has its own."""
-    forward, backward = _grids(spec, tiles)
+    forward, backward = plan_grids(spec, tiles)
     batch = spec.batch if isinstance(spec.batch, int) else 1
     return forward.forward_bytes(batch), backward.backward_bytes(batch)
 
 
-def _grids(spec: AttentionSpec, tiles: PlanTiles) -> tuple[TileGrid, TileGrid]:
+def plan_grids(spec: AttentionSpec, tiles: PlanTiles) -> tuple[TileGrid, TileGrid]:
+    """The tiles of the forward and of the backward pass."""
     band = KeyBand.of(spec)
     forward, backward = (
         TileGrid(spec.seq_len_q, spec.seq_len_kv, tile, band)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.evaluated_intervals import evaluated
-from attn_dispatch.semantics.interval_rules import not_supported_reasons
+from attn_dispatch.semantics.interval_rules import is_evaluated, not_supported_reasons
 from attn_dispatch.semantics.interval_union import MOST_INTERVALS, any_of, union
 from attn_dispatch.semantics.key_spans import KeySpans
 from attn_dispatch.semantics.mod_intervals import known_set, mod_ranges
@@ -38,6 +39,11 @@ class Intervals:
     most: int | None
     """The most intervals that a row can have, 0, 1 or 2; None if only `unknown` tells."""
 
+    @property
+    def attends(self) -> jax.Array:
+        """bool [1|B, T]: the query sees some key."""
+        return (self.rows[..., 1] > 0) | (self.rows[..., 3] > 0)
+
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Intervals:
         """The intervals of a call that breaks no rule of interval_rules.py."""
@@ -58,6 +64,22 @@ class Intervals:
         unknown = any_of(spans.is_scattered, is_no_range, has_more)
         most = min(len(terms), MOST_INTERVALS) if has_more is None else None
         return Intervals(_with_rows(spec, rows), unknown, most)
+
+
+@lru_cache(maxsize=1024)
+def is_certain(spec: AttentionSpec) -> bool:
+    """Whether `rows` are the mask of a call whatever its arrays hold: `unknown` is None.
+
+    The call breaks no rule of interval_rules.py.
+    """
+    if is_evaluated(spec):
+        return False
+    arrays = {x.name: jax.ShapeDtypeStruct(x.shape, x.dtype) for x in spec.operands}
+
+    def unknown(operands: Mapping[str, jax.Array]) -> jax.Array | None:
+        return Intervals.of(spec, operands).unknown
+
+    return jax.eval_shape(unknown, arrays) is None
 
 
 def _with_rows(spec: AttentionSpec, rows: jax.Array) -> jax.Array:

@@ -46,6 +46,11 @@ class TileLists:
     full_indices: jax.Array
     """[1|B, 1, M, K]."""
 
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """All four, in the order in which kernels take them."""
+        return self.partial_counts, self.partial_indices, self.full_counts, self.full_indices
+
 
 @dataclass(frozen=True)
 class TileGrid:

@@ -1,0 +1,82 @@
+"""Plans of masks: their limits, and the part of a call that they depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.interval_plan import (
+    MaskPlan,
+    PlanTiles,
+    lists_bytes,
+    not_supported_reasons,
+)
+from attn_dispatch.semantics.tile_lists import TileSizes
+from tests.support.interval_calls import Draw, IntervalCall, dense
+from tests.support.option_parts import options_with
+
+TILES = PlanTiles(TileSizes(128, 128), TileSizes(128, 64))
+MILLION = 2**20
+
+
+def spec_of(tokens: int, ids: bool = False, **facts: Any) -> AttentionSpec:
+    array = jax.ShapeDtypeStruct((1, tokens, 2, 64), jnp.bfloat16)
+    given = {"query": array, "key": array, "value": array}
+    if ids:
+        struct = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
+        given |= dict.fromkeys(("query_segment_ids", "key_value_segment_ids"), struct)
+        facts |= {"max_segments": 4096, "same_lengths": True}
+    return AttentionSpec.of(list(given.values()), options_with(given, **facts))
+
+
+def test_lists_of_a_million_tokens():
+    documents = spec_of(MILLION, ids=True, is_causal=True, max_seq_lens=(8192, 8192))
+    assert not_supported_reasons(documents, TILES) == ()
+    assert sum(lists_bytes(documents, TILES)) <= 64 * 10**6
+    window = spec_of(MILLION, is_causal=True, window=(4095, None))
+    assert not_supported_reasons(window, TILES) == ()
+    assert sum(lists_bytes(window, TILES)) <= 64 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        (spec_of(MILLION, is_causal=True), "pass a window that holds the mask"),
+        (spec_of(MILLION, ids=True), "pass the length of the longest sequence"),
+    ],
+)
+def test_lists_that_are_too_large_are_refused_with_their_size(spec, remedy):
+    (reason,) = not_supported_reasons(spec, TILES)
+    assert reason.rule == "intervals/lists_bytes"
+    assert dict(reason.facts) == {"bytes": lists_bytes(spec, TILES)[0]}
+    assert reason.remedy.startswith(remedy)
+
+
+def test_a_quarter_of_a_million_tokens_needs_no_band():
+    assert not_supported_reasons(spec_of(MILLION // 4, is_causal=True), TILES) == ()
+
+
+def test_reasons_of_masks_are_reasons_of_plans():
+    call = IntervalCall("plain", 9, 12)
+    spec = call.spec(call.draw(Draw(0)) | {"mask": np.ones((1, 1, 9, 12), bool)})
+    assert [x.rule for x in not_supported_reasons(spec, TILES)] == ["intervals/mask"]
+
+
+def test_plan_has_rows_and_lists_of_both_directions():
+    call = IntervalCall("segments", 12, 9, {"max_segments": 4, "is_causal": True})
+    arrays = call.draw(Draw(1))
+    tiles = PlanTiles(TileSizes(4, 3), TileSizes(8, 3))
+    plan = MaskPlan.of(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()}, tiles)
+    mask = dense(plan.rows, 9)
+    by_tile = mask.reshape(2, 3, 4, 3, 3).any(axis=(2, 4)).sum(axis=2)
+    seen = plan.forward.partial_counts + plan.forward.full_counts
+    np.testing.assert_array_equal(seen[:, 0], by_tile)
+    padded = np.pad(mask, ((0, 0), (0, 4), (0, 0)))
+    by_tile = padded.reshape(2, 2, 8, 3, 3).any(axis=(2, 4)).sum(axis=1)
+    seen = plan.backward.partial_counts + plan.backward.full_counts
+    np.testing.assert_array_equal(seen[:, 0], by_tile)
