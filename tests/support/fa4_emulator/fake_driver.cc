@@ -1,5 +1,5 @@
 // A CUDA driver that runs nothing: it writes down what is loaded and launched, and its device
-// memory is the host's. It has the soname of the real one, so the handlers find it.
+// memory is the host's. The handlers' module opens it in place of the real one (module.cc).
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -90,9 +90,10 @@ int cuGetErrorName(int result, const char** name) {
   return 0;
 }
 
-int cuLaunchKernelEx(const Config* config, void*, void**, void**) {
-  note("launch grid %u,%u,%u block %u shared %u", config->grid[0], config->grid[1], config->grid[2],
-       config->block[0], config->shared_memory);
+int cuLaunchKernelEx(const Config* config, void* kernel, void**, void**) {
+  note("launch grid %u,%u,%u block %u shared %u of %s", config->grid[0], config->grid[1],
+       config->grid[2], config->block[0], config->shared_memory,
+       kernels[reinterpret_cast<std::uintptr_t>(kernel)].c_str());
   return result_of("cuLaunchKernelEx");
 }
 

@@ -1,0 +1,102 @@
+"""The arrays of compiled FlashAttention-4's custom calls, described without any memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from attn_dispatch.fa4.compiled import KernelSet
+
+_BYTES = {"int32": 4, "float32": 4}
+_ADDRESS = 1 << 20
+
+Described = tuple[int, str, list[int], int]
+"""An array as the handlers' module takes it: address, dtype, shape, bytes."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a call. `bytes` of None are those of its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    address: int = _ADDRESS
+    bytes: int | None = None
+
+    @property
+    def described(self) -> Described:
+        size = (
+            math.prod(self.shape) * _BYTES.get(self.dtype, 2) if self.bytes is None else self.bytes
+        )
+        # As an int64 overflows, so that no check is helped by Python's larger numbers.
+        size = (size + 2**63) % 2**64 - 2**63
+        return self.address, self.dtype, [*self.shape], size
+
+    def changed(self, **what: object) -> Array:
+        return dataclasses.replace(self, **what)
+
+    def with_extent(self, axis: int, extent: int) -> Array:
+        shape = list(self.shape)
+        shape[axis] = extent
+        return self.changed(shape=tuple(shape))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward or backward pass: its operands and results by name, in their order."""
+
+    kernels: KernelSet
+    operands: dict[str, Array]
+    results: dict[str, Array]
+    is_backward: bool
+
+    def changed(self, **arrays: Array) -> Pass:
+        """The pass with these arrays in place of those of the same names."""
+        assert set(arrays) <= {*self.operands, *self.results}
+        operands = {x: arrays.get(x, y) for x, y in self.operands.items()}
+        results = {x: arrays.get(x, y) for x, y in self.results.items()}
+        return dataclasses.replace(self, operands=operands, results=results)
+
+    def __getitem__(self, name: str) -> Array:
+        return {**self.operands, **self.results}[name]
+
+
+def made(
+    kernels: KernelSet, shape: tuple[int, int, int, int, int], *, is_backward: bool, masks: int = 1
+) -> Pass:
+    """A pass of shape (B, T, S, N, K) whose mask has `masks` batch rows."""
+    batch, rows, keys, heads, kv_heads = shape
+    dtype = kernels.dtype
+    query = Array(dtype, (batch, rows, heads, kernels.head_dim))
+    key = Array(dtype, (batch, keys, kv_heads, kernels.head_dim))
+    value = Array(dtype, (batch, keys, kv_heads, kernels.head_dim_v))
+    out = Array(dtype, (batch, rows, heads, kernels.head_dim_v))
+    lse = Array("float32", (batch, heads, rows))
+    operands, results = {"query": query, "key": key, "value": value}, {"out": out, "lse": lse}
+    tile_m, tile_n = kernels.backward_tiles if is_backward else kernels.forward_tiles
+    tiles = (-(-rows // tile_m), -(-keys // tile_n))
+    if is_backward:
+        operands |= {"out": out, "lse": lse, "out_grad": out, "lse_grad": lse}
+        results = {"dq": query, "dk": key, "dv": value, **scratch(kernels, shape)}
+        tiles = tiles[::-1]
+    for kind in ("partial", "full"):
+        operands[f"{kind}_counts"] = Array("int32", (masks, 1, tiles[0]))
+        operands[f"{kind}_indices"] = Array("int32", (masks, 1, *tiles))
+    operands["rows"] = Array("int32", (masks, rows, 4))
+    return Pass(kernels, operands, results, is_backward)
+
+
+def scratch(kernels: KernelSet, shape: tuple[int, int, int, int, int]) -> dict[str, Array]:
+    """The scratch arrays of a backward pass."""
+    batch, rows, keys, heads, kv_heads = shape
+    padded = -(-rows // kernels.backward_tile_m) * kernels.backward_tile_m
+    padded_keys = -(-keys // kernels.backward_tile_n) * kernels.backward_tile_n
+    numbers = Array("float32", (batch, heads, padded))
+    arrays = {"products": numbers, "lse2": numbers}
+    arrays["query_sums"] = numbers.with_extent(2, padded * kernels.head_dim)
+    if heads != kv_heads:
+        sums = Array("float32", (batch, kv_heads, padded_keys * kernels.head_dim))
+        arrays["key_sums"] = sums
+        arrays["value_sums"] = sums.with_extent(2, padded_keys * kernels.head_dim_v)
+    return arrays

@@ -1,0 +1,80 @@
+"""A stand-in for the compiler of FlashAttention-4's kernels: kernels of a few loops in C.
+
+Objects and symbols are those that export_kernels.py writes, so build-fa4 links them as they are.
+As a program, `python -m tests.support.fa4_stand_in FOLDER SET` takes the script's arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+from attn_dispatch_tools.build_fa4 import linking
+from attn_dispatch_tools.build_fa4.compiling import Compiled
+from attn_dispatch_tools.build_fa4.sets import SETS
+from tests.support.emulator import build
+
+SOURCE = Path(__file__).parent / "fa4_emulator" / "kernels.c"
+BUILD_FA4 = Path(linking.__file__).parent
+
+NAMES = ("sm90_d64_bfloat16", "sm90_d96_float16", "sm90_d192_128_bfloat16")
+"""Sets that differ in what matters to the handlers: dtype, subtiles, and whether gradients of
+grouped heads are there."""
+
+
+def compile_set(folder: Path, given: dict) -> None:
+    """Write the objects and symbols of a set, described as KernelSet.as_json does."""
+    symbols = {}
+    for kernel in given["kernels"]:
+        name = f"{given['name']}_{kernel}"
+        defines = {"KERNEL": kernel, "NAME": f'"{name}"', **_facts(given)}
+        command = ["cc", "-std=gnu11", "-O2", "-ffast-math", "-fno-finite-math-only", "-fPIC"]
+        command += [*build.SANITIZE, f"-I{BUILD_FA4}", "-Wall", "-Werror", "-Wno-unused-function"]
+        command += [f"-D{x}={y}" for x, y in defines.items()]
+        output = folder / f"{kernel}.o"
+        subprocess.run([*command, "-c", str(SOURCE), "-o", str(output)], check=True)
+        symbols[kernel] = f"_mlir_{name}_run"
+    (folder / "symbols.json").write_text(json.dumps(symbols))
+
+
+def _facts(given: dict) -> dict[str, int]:
+    forward, backward = given["forward"], given["backward"]
+    return {
+        "IS_BFLOAT16": int(given["dtype"] == "bfloat16"),
+        "HEAD_DIM": given["head_dim"], "HEAD_DIM_V": given["head_dim_v"],
+        "FORWARD_M": forward["tile_m"], "FORWARD_N": forward["tile_n"],
+        "BACKWARD_M": backward["tile_m"], "BACKWARD_N": backward["tile_n"],
+        "SUBTILES": backward["subtiles"],
+    }  # fmt: skip
+
+
+def library(folder: Path, names: Sequence[str] = NAMES) -> Path:
+    """Build a library of these sets in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    compiled = []
+    for name in names:
+        objects = folder / name
+        shutil.rmtree(objects, ignore_errors=True)
+        objects.mkdir(parents=True)
+        compile_set(objects, SETS[name].as_json())
+        compiled.append(Compiled(SETS[name], objects))
+    with mock.patch.dict(os.environ, CC=str(linker(folder))):
+        return linking.link(compiled, folder)
+
+
+def linker(folder: Path) -> Path:
+    """A C compiler for $CC that also links what the stand-ins need: libm, and sanitizers."""
+    script = folder / "cc-with-libm"
+    script.write_text(f'#!/bin/sh\nexec cc "$@" -lm {" ".join(build.SANITIZE)}\n')
+    script.chmod(0o755)
+    return script
+
+
+if __name__ == "__main__":
+    compile_set(Path(sys.argv[1]), json.loads(sys.argv[2]))
