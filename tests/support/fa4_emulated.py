@@ -75,11 +75,12 @@ class Emulated:
 @cache
 def emulated() -> Emulated:
     """Build and load everything. It stays in this process for good."""
-    driver, module = FakeDriver(), _module()
-    library = compiled.load(module, Path(_REAL) if _REAL else _stand_in())
+    driver, handlers = FakeDriver(), module()
+    library = compiled.load(handlers, Path(_REAL) if _REAL else _stand_in())
     assert library.is_usable, library.unusable_reason
-    compiled.register_handlers(module, "cpu")
-    return Emulated(module, driver, library)
+    jax.devices("cpu")  # the types of states can be registered only once there is a platform
+    compiled.register_handlers(handlers, "cpu")
+    return Emulated(handlers, driver, library)
 
 
 def _stand_in() -> Path:
@@ -97,7 +98,8 @@ def _stand_in() -> Path:
         return built
 
 
-def _module() -> ModuleType:
+def module() -> ModuleType:
+    """The handlers as a module with `_cuda`'s functions for them."""
     path = build.build(
         NAME,
         SOURCES,

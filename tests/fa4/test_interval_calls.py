@@ -1,0 +1,154 @@
+"""The custom calls of compiled FlashAttention-4, over stand-ins for the kernels that compute.
+
+The stand-ins visit the tiles that lists name, so a wrong stride, a wrong order of arrays, or
+scratch of another size gives wrong numbers. Results and scratch are filled with NaN before.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch.fa4 import compiled, interval_calls
+from tests.support import interval_attention as attention
+from tests.support import interval_masks as intervals
+from tests.support.fa4_emulated import emulated, needs_computing_kernels
+
+pytestmark = needs_computing_kernels
+
+# Batch, query rows, keys, query heads, key heads; dims; dtype.
+GROUPED = ((2, 290, 290, 4, 2), (64, 64), "bfloat16")
+ALONE = ((2, 200, 260, 2, 2), (192, 128), "bfloat16")
+NARROW = ((1, 150, 150, 3, 1), (72, 40), "float16")
+
+
+@pytest.fixture(autouse=True)
+def _emulated(monkeypatch):
+    library = emulated().library
+    monkeypatch.setattr(compiled, "find", lambda: library)
+    monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
+
+
+def _results(inputs: attention.Inputs, rows: np.ndarray, scale: float) -> attention.Results:
+    query, value = inputs.query, inputs.value
+    seen = intervals.dense(rows, value.shape[1])
+    forward = intervals.lists(seen, *interval_calls.forward_set(query, value).forward_tiles)
+    tiles = interval_calls.backward_set(query, value).backward_tiles
+    backward = intervals.lists(seen, *tiles, by_keys=True)
+    forward, backward = ([jnp.asarray(x) for x in lists] for lists in (forward, backward))
+    rows_there = jnp.asarray(rows)
+    out, lse = interval_calls.forward(query, inputs.key, value, rows_there, forward, scale)
+    gradients = interval_calls.backward(
+        query, inputs.key, value, out, lse, inputs.out_grad, inputs.lse_grad, rows_there, backward,
+        scale,
+    )  # fmt: skip
+    return out, lse, *gradients
+
+
+def _wrong(inputs: attention.Inputs, rows: np.ndarray, got: attention.Results, scale: float):
+    seen = jnp.asarray(intervals.dense(rows, inputs.key.shape[1]))
+    plain = attention.computed(inputs, seen, scale, is_exact=False)
+    exact = attention.computed(inputs, seen, scale, is_exact=True)
+    rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
+    gradients = attention.computed(rounded, seen, scale, is_exact=True)[2:]
+    checks = attention.checks(got, (*exact[:2], *gradients), plain)
+    return [x for x in checks if not x.is_right]
+
+
+def _drawn(case) -> attention.Inputs:
+    return attention.drawn(0, *case)
+
+
+@pytest.mark.parametrize("mask", list(intervals.masks(0, 1, 290, 290)))
+def test_every_kind_of_mask(mask: str):
+    inputs = _drawn(GROUPED)
+    rows = intervals.masks(0, 2, 290, 290)[mask]
+    assert _wrong(inputs, rows, _results(inputs, rows, 0.1), 0.1) == []
+
+
+@pytest.mark.parametrize("case", [ALONE, NARROW], ids=["two head dims", "padded"])
+@pytest.mark.parametrize("mask", ["window and sinks", "blocky"])
+def test_other_heads_lengths_and_dtypes(case, mask: str):
+    inputs = _drawn(case)
+    rows = intervals.masks(1, *case[0][:3])[mask]
+    got = _results(inputs, rows, 0.1)
+    assert _wrong(inputs, rows, got, 0.1) == []
+    assert [x.shape for x in got[2:]] == [x.shape for x in (inputs.query, inputs.key, inputs.value)]
+
+
+def test_the_judge_notices_another_scale_and_another_mask():
+    inputs = _drawn(NARROW)
+    causal, window = intervals.causal(150, 150), intervals.window(150, 150, 149)
+    got = _results(inputs, causal, 0.1)
+    assert {x.name for x in _wrong(inputs, causal, got, 0.105)} == {*attention.NAMES}
+    assert _wrong(inputs, window, got, 0.1)
+
+
+def test_a_row_that_sees_nothing_has_output_0_lse_minus_infinity_and_gradient_0():
+    inputs = _drawn(GROUPED)
+    rows = intervals.causal(290, 290).copy()
+    rows[:, 100:200] = 0
+    out, lse, dq, *_ = _results(inputs, rows, 0.1)
+    assert (out[:, 100:200] == 0).all() and (dq[:, 100:200] == 0).all()
+    assert (lse[:, :, 100:200] == -jnp.inf).all() and jnp.isfinite(lse[:, :, :100]).all()
+
+
+def test_without_a_gradient_of_lse_it_is_zero():
+    inputs = _drawn(NARROW)
+    rows = intervals.causal(150, 150)
+    zero = attention.Inputs(
+        inputs.query, inputs.key, inputs.value, inputs.out_grad, jnp.zeros_like(inputs.lse_grad)
+    )
+    none = attention.Inputs(inputs.query, inputs.key, inputs.value, inputs.out_grad, None)
+    for x, y in zip(_results(zero, rows, 0.1), _results(none, rows, 0.1), strict=True):
+        assert (x == y).all()
+
+
+def test_only_calls_of_grouped_heads_have_sums_of_key_gradients():
+    library = emulated().library
+    kernels = library.set_for(96, 96, "float16")
+    assert kernels is not None
+    query = jax.ShapeDtypeStruct((2, 100, 8, 96), "float16")
+    alone, grouped = (jax.ShapeDtypeStruct((2, 100, x, 96), "float16") for x in (8, 2))
+    rows = 4 * 2 * 8 * 128 * (1 + 1 + 96)
+    assert interval_calls.scratch_bytes(kernels, query, alone) == rows
+    sums = 4 * 2 * 2 * 128 * (96 + 96)
+    assert interval_calls.scratch_bytes(kernels, query, grouped) == rows + sums
+
+
+def test_arrays_without_a_set_are_refused():
+    sentence = (
+        r"head dims and dtype: expected at most those of a compiled set of FlashAttention-4's "
+        r"kernels \(64 bfloat16, 96 float16, 192/128 bfloat16\), got 256/256 bfloat16"
+    )
+    arrays = [jax.ShapeDtypeStruct((1, 8, 2, 256), "bfloat16")] * 2
+    with pytest.raises(ValueError, match=sentence):
+        interval_calls.forward_set(*arrays)
+    grouped = [jax.ShapeDtypeStruct((1, 8, x, 192), "bfloat16") for x in (4, 2)]
+    narrow = jax.ShapeDtypeStruct((1, 8, 2, 128), "bfloat16")
+    assert interval_calls.forward_set(grouped[0], narrow).name == "sm90_d192_128_bfloat16"
+    with pytest.raises(ValueError, match="got 192/128 bfloat16"):
+        interval_calls.backward_set(grouped[0], narrow)
+
+
+def test_kernels_that_cannot_be_used_say_why(monkeypatch):
+    library = compiled.CompiledLibrary(None, unusable_reason="nobody built it")
+    monkeypatch.setattr(compiled, "find", lambda: library)
+    arrays = [jax.ShapeDtypeStruct((1, 8, 2, 64), "bfloat16")] * 2
+    with pytest.raises(RuntimeError, match="nobody built it"):
+        interval_calls.forward_set(*arrays)
+
+
+def test_shapes_that_disagree_are_errors_of_the_handlers():
+    inputs = _drawn(NARROW)
+    rows = intervals.causal(150, 150)
+    short = rows[:, :149]
+    lists = [jnp.asarray(x) for x in intervals.lists(intervals.dense(rows, 150), 192, 128)]
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"rows: expected int32 \[1, 150, 4\], got"
+    ):
+        interval_calls.forward(
+            inputs.query, inputs.key, inputs.value, jnp.asarray(short), lists, 0.1
+        )
