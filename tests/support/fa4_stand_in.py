@@ -12,13 +12,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch_tools.build_fa4 import linking
 from attn_dispatch_tools.build_fa4.compiling import Compiled
 from attn_dispatch_tools.build_fa4.sets import SETS
 from tests.support.emulator import build
+from tests.support.repository import ROOT
 
 SOURCE = Path(__file__).parent / "fa4_emulator" / "kernels.c"
 BUILD_FA4 = Path(linking.__file__).parent
@@ -64,8 +67,10 @@ def library(folder: Path, names: Sequence[str] = NAMES) -> Path:
         objects.mkdir(parents=True)
         compile_set(objects, SETS[name].as_json())
         compiled.append(Compiled(SETS[name], objects))
+    target = folder / fa4_folder.LIBRARY
     with mock.patch.dict(os.environ, CC=str(linker(folder))):
-        return linking.link(compiled, folder)
+        linking.link(compiled, target)
+    return target
 
 
 def linker(folder: Path) -> Path:
@@ -74,6 +79,63 @@ def linker(folder: Path) -> Path:
     script.write_text(f'#!/bin/sh\nexec cc "$@" -lm {" ".join(build.SANITIZE)}\n')
     script.chmod(0o755)
     return script
+
+
+_OUTSIDE = """\
+#!{python}
+import pathlib, sys
+assert sys.argv[1:3] == ["-m", "venv"], sys.argv
+inside = pathlib.Path(sys.argv[3], "bin", "python")
+inside.parent.mkdir(parents=True)
+inside.write_text({inside!r})
+inside.chmod(0o755)
+"""
+
+_INSIDE = """\
+#!{python}
+import json, os, pathlib, sys
+given, log = sys.argv[1:], pathlib.Path({log!r})
+failing = pathlib.Path(str(log) + ".failing")
+what = json.loads(given[3])["name"] if given[0] == "-I" else given[-1]
+with log.open("a") as file:
+    file.write(what + "\\n")
+if failing.exists() and failing.read_text() in what:
+    sys.exit("it went wrong")
+if given[0] == "-I":
+    os.environ["PYTHONPATH"] = {path!r}
+    os.execv({python!r}, [{python!r}, "-m", "tests.support.fa4_stand_in", *given[2:]])
+assert given[:3] == ["-m", "pip", "install"], given
+"""
+
+
+@dataclass(frozen=True)
+class StandInPython:
+    """A Python for --python, which installs nothing and compiles stand-ins."""
+
+    path: Path
+    _log: Path
+
+    def taken(self) -> list[str]:
+        """What was installed (the last argument of pip) and compiled (sets) since the last time."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        self._log.unlink(missing_ok=True)
+        return lines
+
+    def fail(self, what: str) -> None:
+        """Let installing or compiling whatever has this in its name fail; "" ends that."""
+        failing = self._log.with_name(self._log.name + ".failing")
+        failing.write_text(what) if what else failing.unlink()
+
+
+def python(folder: Path) -> StandInPython:
+    """Write the stand-in into `folder`."""
+    log = folder / "taken"
+    paths = os.pathsep.join(map(str, (ROOT, *sys.path)))
+    inside = _INSIDE.format(python=sys.executable, log=str(log), path=paths)
+    outside = folder / "python"
+    outside.write_text(_OUTSIDE.format(python=sys.executable, inside=inside))
+    outside.chmod(0o755)
+    return StandInPython(outside, log)
 
 
 if __name__ == "__main__":

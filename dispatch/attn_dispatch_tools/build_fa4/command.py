@@ -64,8 +64,8 @@ def add_parser(commands: Commands, help: str) -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="where to put the library (default: that of $ATTN_DISPATCH_FA4_LIBRARY, else a "
-        "folder for your user, where attn_dispatch finds it)",
+        help=f"where to put {fa4_folder.LIBRARY} (default: the file that {fa4_folder.VARIABLE} "
+        "names, else one in a folder for your user, where attn_dispatch finds it)",
     )
     parser.add_argument(
         "--python",
@@ -77,8 +77,10 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build the library. A failure ends the process with a message."""
     try:
-        folder = made_folder(args.out or fa4_folder.library().parent).resolve()
-        build(folder, chosen(args.sets), args.jobs or default_jobs(), args.python)
+        sets = chosen(args.sets)
+        library = args.out / fa4_folder.LIBRARY if args.out else fa4_folder.library()
+        folder = made_folder(library.parent).resolve()
+        build(folder / library.name, sets, args.jobs or default_jobs(), args.python)
     except (BuildError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     except KeyboardInterrupt:
@@ -86,8 +88,8 @@ def main(args: argparse.Namespace) -> None:
         sys.exit(130)
 
 
-def build(folder: Path, sets: Sequence[KernelSet], jobs: int, python: str | None = None) -> Path:
-    """Install the compiler, compile what is not kept, and link the library in `folder`."""
+def build(library: Path, sets: Sequence[KernelSet], jobs: int, python: str | None = None) -> None:
+    """Install the compiler, compile what is not kept, and link the library."""
     started = time.monotonic()
     if (machine := platform.machine()) not in ("x86_64", "AMD64"):
         raise BuildError(f"the kernels' host code is compiled for x86_64, and this is {machine}")
@@ -98,10 +100,9 @@ def build(folder: Path, sets: Sequence[KernelSet], jobs: int, python: str | None
             inside = environment.made(cache, python)
         with progress("Compiling", len(missing), is_stderr=True) as shown:
             compile_all(missing, inside, jobs, shown.step)
-    library = linking.link(compiled, folder)
+    linking.link(compiled, library)
     size, seconds = in_units(library.stat().st_size), time.monotonic() - started
     print(f"{library}: {len(sets)} of {len(SETS)} sets, {size}; {seconds:.0f} seconds")
-    return library
 
 
 def chosen(patterns: Sequence[str] | None) -> list[KernelSet]:

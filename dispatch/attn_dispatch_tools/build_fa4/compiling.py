@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -55,14 +56,26 @@ def kept(cache: Path, kernels: KernelSet) -> Compiled:
 
 def compile_all(missing: Sequence[Compiled], python: Path, jobs: int, report: Report) -> None:
     """Compile the sets that are not kept yet. After a failure no further one is begun."""
+    has_failed = threading.Event()
+
+    def compile_unless_failed(compiled: Compiled) -> bool:
+        if has_failed.is_set():
+            return False
+        try:
+            _compile(compiled, python)
+        except BaseException:
+            has_failed.set()
+            raise
+        return True
+
     with ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(_compile, x, python): x for x in missing}
+        running = {pool.submit(compile_unless_failed, x): x for x in missing}
         try:
             for future in as_completed(running):
-                future.result()
-                report(running[future].set.name)
+                if future.result():
+                    report(running[future].set.name)
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            has_failed.set()
             raise
 
 

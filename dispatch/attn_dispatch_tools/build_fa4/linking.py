@@ -25,11 +25,10 @@ _ONE_EXPORT = "{ global: attn_dispatch_fa4_library; local: *; };\n"
 _LINK_SECONDS = 300
 
 
-def link(sets: Sequence[Compiled], folder: Path) -> Path:
-    """Make the library in `folder`. Processes with an older one open are not disturbed."""
+def link(sets: Sequence[Compiled], target: Path) -> None:
+    """Make the library. Processes with an older one open are not disturbed."""
     compiler = _compiler()
-    target = folder / fa4_folder.LIBRARY
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work_name:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as work_name:
         work = Path(work_name)
         (work / "sets.inc").write_text(table(sets), encoding="utf-8")
         (work / "exports.map").write_text(_ONE_EXPORT, encoding="utf-8")
@@ -37,12 +36,11 @@ def link(sets: Sequence[Compiled], folder: Path) -> Path:
         command = [
             compiler, "-shared", "-O2", "-fPIC", "-Wall", "-Werror", "-fvisibility=hidden",
             f"-I{work}", SOURCE, *(y for x in sets for y in x.objects), "-o", draft,
-            f"-Wl,-soname,{target.name}", f"-Wl,--version-script={work / 'exports.map'}",
+            f"-Wl,-soname,{fa4_folder.LIBRARY}", f"-Wl,--version-script={work / 'exports.map'}",
             "-Wl,-z,defs", "-Wl,-z,noexecstack", "-s",
         ]  # fmt: skip
         run(command, what=f"linking {target.name}", seconds=_LINK_SECONDS)
         draft.replace(target)
-    return target
 
 
 def table(sets: Sequence[Compiled]) -> str:

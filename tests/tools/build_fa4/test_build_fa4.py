@@ -1,0 +1,165 @@
+"""The `attn-dispatch build-fa4` command with stand-ins for the kernels and their compiler."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from attn_dispatch.fa4 import folder as fa4_folder
+from attn_dispatch_tools.build_fa4 import command, compiling, environment
+from tests.support import fa4_stand_in
+from tests.support.repository import environment as child_environment
+
+INSTALLED = ["apache-tvm-ffi>=0.1.6,<0.2", "fa4-jax==0.1.0"]
+
+
+def _run(*arguments: object) -> None:
+    parser = argparse.ArgumentParser(prog="attn-dispatch")
+    command.add_parser(parser.add_subparsers(required=True), help="")
+    args = parser.parse_args(["build-fa4", *map(str, arguments)])
+    args.run(args)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(fa4_folder, "cache", lambda: tmp_path / "cache")
+    monkeypatch.setenv("CC", str(fa4_stand_in.linker(tmp_path)))
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    return fa4_stand_in.python(tmp_path)
+
+
+def _loaded(path) -> str:
+    """The versions and sets of a library, as a new process reads them."""
+    code = (
+        "import sys; from pathlib import Path; from attn_dispatch.fa4 import compiled;"
+        "from tests.support import fa4_emulated;"
+        "found = compiled.load(fa4_emulated.module(), Path(sys.argv[1]));"
+        "print(found.unusable_reason, found.versions, *(x.name for x in found.sets))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True, text=True, env=child_environment(), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_command_builds_once_and_adds_sets_later(stand_in, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ("--python", stand_in.path, "--out", out)
+    _run(*arguments, "--set", "*_d64_*", "--jobs", 2)
+    sets = ["sm90_d64_bfloat16", "sm90_d64_float16"]
+    assert sorted(stand_in.taken()) == sorted([*INSTALLED, *sets])
+    printed = capsys.readouterr()
+    library = out / fa4_folder.LIBRARY
+    assert printed.out.startswith(f"{library}: 2 of 12 sets, ")
+    assert "Compiling" in printed.err or "sm90_d64_float16" in printed.err
+    assert _loaded(library) == " ".join([environment.versions(), *sets])
+
+    _run(*arguments, "--set", "*_d64_*")
+    assert stand_in.taken() == []
+    _run(*arguments, "--set", "*_d64_bfloat16", "--set", "sm90_d192_128_float16")
+    assert stand_in.taken() == ["sm90_d192_128_float16"]
+    assert _loaded(library).endswith("sm90_d64_bfloat16 sm90_d192_128_float16")
+    assert [x.name for x in out.iterdir()] == [fa4_folder.LIBRARY]
+
+
+def test_without_out_the_library_is_where_it_is_looked_for(stand_in, tmp_path, monkeypatch):
+    path = tmp_path / "elsewhere" / "another_name.so"
+    monkeypatch.setenv(fa4_folder.VARIABLE, str(path))
+    _run("--python", stand_in.path, "--set", "sm90_d64_float16")
+    assert fa4_folder.library() == path and path.is_file()
+
+
+def test_an_older_library_stays_whole_for_those_that_have_it_open(stand_in, tmp_path):
+    library = tmp_path / fa4_folder.LIBRARY
+    library.write_text("older")
+    with library.open() as older:
+        _run("--python", stand_in.path, "--out", tmp_path, "--set", "sm90_d64_float16")
+        assert older.read() == "older"
+    assert library.read_bytes()[:4] == b"\x7fELF"
+
+
+def test_a_set_that_fails_is_named_with_its_last_lines_and_the_next_build_continues(
+    stand_in, tmp_path
+):
+    arguments = ("--python", stand_in.path, "--out", tmp_path / "out", "--jobs", 1)
+    stand_in.fail("d64_float16")
+    sentence = r"error: compiling sm90_d64_float16 failed; its last lines are:\s+it went wrong"
+    with pytest.raises(SystemExit, match=sentence):
+        _run(*arguments, "--set", "*_d64_*", "--set", "*_d96_*")
+    assert stand_in.taken() == [*INSTALLED, "sm90_d64_bfloat16", "sm90_d64_float16"]
+    assert not (tmp_path / "out" / fa4_folder.LIBRARY).exists()
+    objects = list((tmp_path / "cache" / "objects").iterdir())
+    assert [x.name.rpartition("-")[0] for x in objects] == ["sm90_d64_bfloat16"]
+    stand_in.fail("")
+    _run(*arguments, "--set", "*_d64_*")
+    assert stand_in.taken() == ["sm90_d64_float16"]
+
+
+def test_what_cannot_be_installed_is_installed_again(stand_in, tmp_path):
+    arguments = ("--python", stand_in.path, "--out", tmp_path, "--set", "sm90_d64_float16")
+    stand_in.fail("fa4-jax")
+    sentence = r"error: pip install fa4-jax==0.1.0 failed; its last lines are:\s+it went wrong"
+    with pytest.raises(SystemExit, match=sentence):
+        _run(*arguments)
+    stand_in.taken()
+    stand_in.fail("")
+    _run(*arguments)
+    assert stand_in.taken() == [*INSTALLED, "sm90_d64_float16"]
+
+
+# Errors before anything is installed.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start", "end"),
+    [
+        (["--set", "*_d80_*"], "--set: expected one of sm90_d64_bfloat16, ", ", got '*_d80_*'"),
+        (["--set", "*_d64_*", "--set", ""], "--set: expected one of sm90_d64_bfloat16, ", "''"),
+        (["--out", __file__], "--out: expected a folder, got ", "(File exists)"),
+        (["--python", "/no/python"], "/no/python -m venv failed: /no/python: ", "or directory"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path, arguments, start: str, end: str):
+    with pytest.raises(SystemExit) as stop:
+        _run("--out", tmp_path / "out", *arguments)
+    message = str(stop.value.code)
+    assert message.startswith(f"error: {start}") and message.endswith(end), message
+
+
+def test_a_wrong_set_leaves_no_folder(tmp_path):
+    with pytest.raises(SystemExit):
+        _run("--set", "nothing", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_jobs_is_a_positive_number(capsys):
+    with pytest.raises(SystemExit):
+        _run("--jobs", "0")
+    assert "argument --jobs: expected at least 1, got 0" in capsys.readouterr().err
+
+
+def test_host_code_is_for_one_architecture(tmp_path, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    sentence = "error: the kernels' host code is compiled for x86_64, and this is aarch64"
+    with pytest.raises(SystemExit, match=sentence):
+        _run("--out", tmp_path)
+
+
+def test_an_interrupted_build_says_that_it_can_be_continued(stand_in, tmp_path, monkeypatch, capsys):
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling, "_compile", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        _run("--python", stand_in.path, "--out", tmp_path / "out", "--set", "sm90_d64_float16")
+    assert stop.value.code == 130
+    assert "the same command continues the build" in capsys.readouterr().err

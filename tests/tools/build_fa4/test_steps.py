@@ -1,0 +1,220 @@
+"""The steps of `attn-dispatch build-fa4`: the sets, the compiler's environment, keeping, linking."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from attn_dispatch_tools.build_fa4 import compiling, environment, linking, processes
+from attn_dispatch_tools.build_fa4.compiling import Compiled
+from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.build_fa4.sets import SETS
+from tests.support import fa4_stand_in
+
+D64, MLA = SETS["sm90_d64_bfloat16"], SETS["sm90_d192_128_float16"]
+
+
+def _script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+# Sets.
+
+
+def test_there_is_a_set_for_each_pair_of_head_dims_and_dtype():
+    dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
+    expected = [(*x, y) for x in dims for y in ("bfloat16", "float16")]
+    assert [(x.head_dim, x.head_dim_v, x.dtype) for x in SETS.values()] == expected
+    assert [x.name for x in SETS.values()] == list(SETS)
+    assert MLA.name == "sm90_d192_128_float16"
+
+
+@pytest.mark.parametrize("kernels", SETS.values(), ids=lambda x: x.name)
+def test_only_equal_head_dims_have_gradients_of_grouped_heads(kernels):
+    grouped = {"backward_grouped", "key_value_grad"}
+    expected = grouped if kernels.head_dim == kernels.head_dim_v else set()
+    assert grouped & {*kernels.kernels} == expected
+    assert {"forward", "preprocess", "backward", "query_grad"} <= {*kernels.kernels}
+
+
+@pytest.mark.parametrize("kernels", SETS.values(), ids=lambda x: x.name)
+def test_an_entry_of_the_backward_lists_is_128_query_rows(kernels):
+    backward = kernels.backward
+    assert backward.tile_m * backward.subtiles == 128
+    assert kernels.as_json()["backward"]["subtiles"] == backward.subtiles
+
+
+# The environment.
+
+
+def test_the_environment_is_made_once_and_completed_if_it_was_cut_off(tmp_path):
+    python, cache = fa4_stand_in.python(tmp_path), tmp_path / "cache"
+    inside = environment.made(cache, str(python.path))
+    assert len(python.taken()) == 2
+    assert environment.made(cache, str(python.path)) == inside
+    assert python.taken() == []
+    (inside.parents[1] / "complete").unlink()
+    assert environment.made(cache, str(python.path)) == inside
+    assert len(python.taken()) == 2
+
+
+def test_other_versions_have_another_environment(tmp_path, monkeypatch):
+    python = fa4_stand_in.python(tmp_path)
+    before = environment.made(tmp_path, str(python.path))
+    monkeypatch.setattr(environment, "COMPILER", "nvidia-cutlass-dsl==4.8.2")
+    assert environment.made(tmp_path, str(python.path)) != before
+
+
+def test_both_packages_have_one_exact_version():
+    """export_kernels.py replaces lines of the one, and fa4_library.c calls what the other wrote."""
+    for package in (environment.SOURCES, environment.COMPILER):
+        assert re.fullmatch(r"[a-z0-9-]+==[\d.]+", package), package
+
+
+def test_a_suitable_python_is_found_on_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_NEWEST", (3, 10))  # as if this Python were too new
+    _script(tmp_path / "python3.12", "exit 1")
+    suitable = _script(tmp_path / "python3.13", "exit 0")
+    _script(tmp_path / "python3.14", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment._suitable_python() == str(suitable)
+
+
+def test_without_a_suitable_python_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_OLDEST", (3, 97))
+    monkeypatch.setattr(environment, "_NEWEST", (3, 99))
+    _script(tmp_path / "python3", "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sentence = r"needs Python 3.97 to 3.99, this is 3\.\d+.*none on PATH; name one with --python"
+    with pytest.raises(BuildError, match=sentence):
+        environment._suitable_python()
+
+
+# What is kept.
+
+
+def test_the_folder_of_a_set_depends_on_whatever_decides_its_objects(tmp_path, monkeypatch):
+    folders = [compiling.kept(tmp_path, D64).folder, compiling.kept(tmp_path, MLA).folder]
+    forward = dataclasses.replace(D64.forward, tile_m=128)
+    folders.append(compiling.kept(tmp_path, dataclasses.replace(D64, forward=forward)).folder)
+    script = tmp_path / "export_kernels.py"
+    script.write_text(compiling.SCRIPT.read_text() + "# changed")
+    with monkeypatch.context() as changed:
+        changed.setattr(compiling, "SCRIPT", script)
+        folders.append(compiling.kept(tmp_path, D64).folder)
+    monkeypatch.setattr(environment, "SOURCES", "fa4-jax==0.1.1")
+    folders.append(compiling.kept(tmp_path, D64).folder)
+    assert len({*folders}) == len(folders)
+    monkeypatch.undo()
+    assert compiling.kept(tmp_path, D64).folder == folders[0]
+
+
+def test_a_set_is_complete_with_all_objects_and_symbols(tmp_path):
+    compiled = Compiled(D64, tmp_path)
+    fa4_stand_in.compile_set(tmp_path, D64.as_json())
+    assert compiled.is_complete
+    for name in ("symbols.json", "key_value_grad.o"):
+        (tmp_path / name).rename(tmp_path / "away")
+        assert not compiled.is_complete
+        (tmp_path / "away").rename(tmp_path / name)
+
+
+# Linking.
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory) -> list[Compiled]:
+    """Compiled stand-ins of a set with and one without gradients of grouped heads."""
+    compiled = []
+    for kernels in (D64, MLA):
+        folder = tmp_path_factory.mktemp(kernels.name)
+        fa4_stand_in.compile_set(folder, kernels.as_json())
+        compiled.append(Compiled(kernels, folder))
+    return compiled
+
+
+def test_the_table_has_the_kernels_in_the_order_of_the_header(both):
+    header = (linking.SOURCE.with_suffix(".h")).read_text()
+    fields = re.findall(r"^  AttnFa4Kernel (\w+);$", header, re.M)
+    assert (*fields,) == linking._KERNELS
+    versions, d64, mla = linking.table(both).splitlines()
+    assert versions == f'#define VERSIONS "{environment.versions()}"'
+    assert d64.startswith('SET("sm90_d64_bfloat16", "sm90", "bfloat16", 64, 64, TILES(192, 128, ')
+    assert re.findall(r"KERNEL\(sm90_d64_bfloat16_(\w+), ", d64) == fields
+    assert mla.endswith(" NO_KERNEL(backward_grouped) NO_KERNEL(key_value_grad))")
+
+
+def test_the_library_exports_one_function_and_needs_nothing_of_cuda(both, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", str(fa4_stand_in.linker(tmp_path)))
+    library = tmp_path / "library.so"
+    linking.link(both, library)
+    assert exported(library) == ["attn_dispatch_fa4_library"]
+    assert not re.search(r"cuda|cutlass|stdc\+\+", _output("readelf", "-dW", str(library)))
+
+
+def exported(library: Path) -> list[str]:
+    return _output("nm", "-D", "--defined-only", "--format=just-symbols", str(library)).split()
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_an_object_that_needs_more_of_the_driver_does_not_link(both, tmp_path):
+    """The library must not look for what fa4_library.c does not give it as a kernel runs."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    fa4_stand_in.compile_set(folder, MLA.as_json())
+    source = "int _cudaGraphLaunch(void); int use(void) { return _cudaGraphLaunch(); }"
+    command = ["cc", "-fPIC", "-x", "c", "-c", "-", "-o", str(folder / "query_grad.o")]
+    subprocess.run(command, input=source, text=True, check=True)
+    with pytest.raises(BuildError, match=r"(?s)linking library.so failed;.*_cudaGraphLaunch"):
+        linking.link([Compiled(MLA, folder)], tmp_path / "library.so")
+    assert not (tmp_path / "library.so").exists()
+    assert [x.name for x in tmp_path.iterdir()] == ["set"]
+
+
+def test_without_a_compiler_the_error_says_what_to_install(both, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BuildError, match="no C compiler, .*; install gcc or set CC"):
+        linking.link(both, tmp_path / "library.so")
+
+
+def test_symbols_of_another_kernel_do_not_link(both, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", str(fa4_stand_in.linker(tmp_path)))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for x in both[1].objects:
+        os.link(x, folder / x.name)
+    symbols = both[1].symbols | {"forward": "_mlir_something_else"}
+    (folder / "symbols.json").write_text(json.dumps(symbols))
+    with pytest.raises(BuildError, match="_mlir_something_else"):
+        linking.link([Compiled(MLA, folder)], tmp_path / "library.so")
+
+
+# Programs.
+
+
+def test_a_program_that_takes_too_long_is_ended():
+    with pytest.raises(BuildError, match=r"^waiting took longer than 0 s$"):
+        processes.run(["sleep", "60"], what="waiting", seconds=0.1)
+
+
+def test_only_the_last_lines_of_a_failure_are_shown():
+    with pytest.raises(BuildError) as stop:
+        processes.run(["sh", "-c", "seq 100; exit 3"], what="counting", seconds=10)
+    lines = str(stop.value).splitlines()
+    assert lines == ["counting failed; its last lines are:", *map(str, range(71, 101))]
+
+
+def test_output_that_is_not_text_is_replaced():
+    assert processes.run(["printf", r"\377x"], what="printing", seconds=10) == "\ufffdx"
