@@ -154,7 +154,9 @@ def test_host_code_is_for_one_architecture(tmp_path, monkeypatch):
         _run("--out", tmp_path)
 
 
-def test_an_interrupted_build_says_that_it_can_be_continued(stand_in, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_build_says_that_it_can_be_continued(
+    stand_in, tmp_path, monkeypatch, capsys
+):
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,0 +1,76 @@
+"""A real build of two sets of FlashAttention-4's kernels, which needs no GPU.
+
+The compiler's download is 325 MB, and the build takes a minute or two. It runs if
+ATTN_DISPATCH_TEST_BUILD_FA4 names a folder, in which both stay for the next time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from attn_dispatch.fa4 import compiled
+from attn_dispatch_tools.build_fa4 import command, environment
+from attn_dispatch_tools.build_fa4.sets import SETS
+from tests.support import fa4_emulated
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("ATTN_DISPATCH_TEST_BUILD_FA4"),
+    reason="takes minutes; set ATTN_DISPATCH_TEST_BUILD_FA4 to a folder to build in",
+)
+
+_CHOSEN = [SETS["sm90_d64_bfloat16"], SETS["sm90_d192_128_float16"]]
+_NEEDED = r"(libc|libm|libdl|ld-linux-x86-64)\.so"
+_EM_CUDA = 190
+
+
+@pytest.fixture(scope="module")
+def library():
+    folder = Path(os.environ["ATTN_DISPATCH_TEST_BUILD_FA4"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command.fa4_folder, "cache", lambda: folder / "cache")
+        path = folder / command.fa4_folder.LIBRARY
+        command.build(path, _CHOSEN, command.default_jobs())
+    return path
+
+
+def _output(*arguments: str) -> str:
+    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+
+
+def test_it_exports_one_function_and_needs_only_libc(library):
+    exported = _output("nm", "-D", "--defined-only", "--format=just-symbols", str(library)).split()
+    assert exported == ["attn_dispatch_fa4_library"]
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", _output("readelf", "-dW", str(library)))
+    assert [x for x in needed if not re.match(_NEEDED, x)] == []
+
+
+def test_host_code_runs_on_any_x86_64(library):
+    """By default, the compiler uses whatever the CPU of the building machine has."""
+    code = _output("objdump", "-d", "--no-show-raw-insn", str(library))
+    assert len(code.splitlines()) > 1000
+    assert re.findall(r"%[yz]mm\d+", code) == []
+
+
+def test_device_code_is_for_sm90_and_runs_with_cuda_12(library):
+    """ABI 8, which the compiler's flavour for CUDA 13 writes, is refused by drivers of CUDA 12."""
+    whole = library.read_bytes()
+    places = [x.start() for x in re.finditer(rb"\x7fELF\x02\x01", whole)]
+    headers = [whole[x : x + 64] for x in places]
+    cubins = [x for x in headers if struct.unpack_from("<H", x, 18)[0] == _EM_CUDA]
+    assert len(cubins) == sum(len(x.kernels) for x in _CHOSEN)
+    assert {x[8] for x in cubins} == {7}
+    flags = {struct.unpack_from("<I", x, 48)[0] & 0xFF for x in cubins}
+    assert flags == {90}
+
+
+def test_the_handlers_load_it(library):
+    found = compiled.load(fa4_emulated.module(), library)
+    assert found.versions == environment.versions()
+    assert [x.name for x in found.sets] == [x.name for x in _CHOSEN]
