@@ -34,7 +34,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Whether the NVIDIA driver can be loaded, which the library checks in the same way.
 HAS_NVIDIA := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
 
-CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend common_backend -type f)
+CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend common_backend -type f) \
+  dispatch/attn_dispatch_tools/build_fa4/fa4_library.h
 
 # Headers for the build, and the cuDNN with which the tests plan; older versions need NVRTC to plan.
 HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-cuda-runtime \

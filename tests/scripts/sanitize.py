@@ -1,9 +1,10 @@
 """Build the C++ with sanitizers and run tests on it: `make sanitize`, or `make sanitize-quick`.
 
 AddressSanitizer and UndefinedBehaviorSanitizer cover the CUDA library in the tests that plan, the
-handlers for AMD and the emulator in their tests, and both in the fuzz tests. ThreadSanitizer covers
-the caches, CudnnScope, and eight threads that load, plan and end (tests/cuda_backend). cuDNN and
-Python are not instrumented, and leaks are not reported: CPython keeps what it allocates at import.
+handlers for AMD and the emulator in their tests, both in the fuzz tests, and the handlers of
+compiled FlashAttention-4 over stand-ins for its kernels. ThreadSanitizer covers the caches,
+CudnnScope, and eight threads that load, plan and end (tests/cuda_backend). cuDNN and Python are not
+instrumented, and leaks are not reported: CPython keeps what it allocates at import.
 
 usage: python -m tests.scripts.sanitize [--quick] [--write]
 
@@ -82,6 +83,11 @@ ROCM = Tests(
     ("rocm_backend/test_emulator_split_kv.py", "aiter/test_errors.py", "fuzz/test_aiter*.py"),
     ("rocm_backend/test_emulator.py", "aiter/test_public.py", "aiter/test_lowering.py"),
 )  # fmt: skip
+FA4 = Tests(
+    "FlashAttention-4 handlers",
+    ("cuda_backend/test_fa4_*.py", "fa4/test_interval_calls.py"),
+    (),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def main() -> None:
     with ThreadPoolExecutor(max_workers=2) as pool:
         cuda = pool.submit(outcomes_of, cuda_tests, quick=chosen.quick)
         others = [
-            pool.submit(outcomes_of, rocm_tests, quick=chosen.quick),
+            pool.submit(outcomes_of, emulated_tests, quick=chosen.quick),
             pool.submit(outcomes_of, thread_checks),
         ]
         outcomes = [outcome for steps in (cuda, *others) for outcome in steps.result()]
@@ -132,9 +138,10 @@ def cuda_tests(*, quick: bool) -> Iterable[Outcome]:
         yield pytest(CUDA, quick=quick, ATTN_DISPATCH_SANITIZED_CUDA=str(library))
 
 
-def rocm_tests(*, quick: bool) -> Iterable[Outcome]:
+def emulated_tests(*, quick: bool) -> Iterable[Outcome]:
     flags = " ".join([*COMMON, *ADDRESS])
     yield pytest(ROCM, quick=quick, ATTN_DISPATCH_TEST_SANITIZE=flags)
+    yield pytest(FA4, quick=quick, ATTN_DISPATCH_TEST_SANITIZE=flags)
 
 
 def thread_checks() -> Iterable[Outcome]:

@@ -26,7 +26,7 @@ from tests.support.repository import ROOT
 SOURCE = Path(__file__).parent / "fa4_emulator" / "kernels.c"
 BUILD_FA4 = Path(linking.__file__).parent
 
-NAMES = ("sm90_d64_bfloat16", "sm90_d96_float16", "sm90_d192_128_bfloat16")
+NAMES = ("sm90_d64_bfloat16", "sm90_d64_float16", "sm90_d96_float16", "sm90_d192_128_bfloat16")
 """Sets that differ in what matters to the handlers: dtype, subtiles, and whether gradients of
 grouped heads are there."""
 

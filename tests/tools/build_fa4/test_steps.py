@@ -1,4 +1,4 @@
-"""The steps of `attn-dispatch build-fa4`: the sets, the compiler's environment, keeping, linking."""
+"""The steps of `attn-dispatch build-fa4`: sets, the compiler's environment, keeping, linking."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_an_object_that_needs_more_of_the_driver_does_not_link(both, tmp_path):
 def test_without_a_compiler_the_error_says_what_to_install(both, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(BuildError, match="no C compiler, .*; install gcc or set CC"):
+    with pytest.raises(BuildError, match=r"no C compiler, .*; install gcc or set CC"):
         linking.link(both, tmp_path / "library.so")
 
 
