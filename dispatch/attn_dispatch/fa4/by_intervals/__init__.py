@@ -1,0 +1,117 @@
+"""NVIDIA: FlashAttention-4's kernels, once `attn-dispatch build-fa4` has compiled them.
+
+They take a mask as data: at most two intervals of keys for each query, and lists of the tiles that
+some query sees. No other tile is computed.
+
+This implementation has not run on a GPU. Until it has, select.py does not list it, and `fa4` runs
+the kernels that fa4-jax compiles in the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
+from attn_dispatch.fa4 import compiled, interval_calls
+from attn_dispatch.fa4.by_intervals import passes, rules
+from attn_dispatch.fa4.by_intervals.call import kernels_for, tiles_of
+from attn_dispatch.fa4.compiled import KernelSet
+from attn_dispatch.reason import Reason
+from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes
+from attn_dispatch.semantics.wider_arrays import padded_bytes
+
+NAME = "fa4"
+PLATFORM = "cuda"
+IS_EXTRA = True
+KEEPS_NAN_APART = False
+DROPS_BY_POSITION = False
+HAS_DECODING_KERNEL = False
+SKIPS_FROM_BOTTOM_RIGHT = True
+
+_ARCHS = ("sm90",)
+
+
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+    reasons = rules.not_supported_reasons(spec, compiled.find())
+    return (*_device_reasons(device), *reasons)
+
+
+def plan(spec: AttentionSpec, device: Device) -> Plan:
+    """The kernel and its scratch memory in bytes."""
+    kernels = _kernels(spec)
+    head_dim = f"head dim {kernels.head_dim}"
+    if kernels.head_dim_v != kernels.head_dim:
+        head_dim += f"/{kernels.head_dim_v}"
+    engine = f"FlashAttention-4 ({compiled.find().versions}), {head_dim}"
+    query, key = (jax.ShapeDtypeStruct(spec.shape(x), spec.dtype) for x in ("query", "key"))
+    scratch = interval_calls.scratch_bytes(kernels, query, key) if spec.is_backward else 0
+    lists = lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
+    copies = padded_bytes(spec, kernels.head_dim, kernels.head_dim_v)
+    return Plan(engine, scratch, lists + copies)
+
+
+def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    return ()
+
+
+def unusable_reason(device: Device) -> str:
+    return "; ".join(x.with_remedy for x in _device_reasons(device))
+
+
+def version() -> tuple[str, str] | None:
+    library = compiled.find()
+    return (NAME, library.versions) if library.is_usable else None
+
+
+def library_lines() -> list[str]:
+    library = compiled.find()
+    if not library.is_usable:
+        return [library.unusable_reason]
+    return [f"{library.versions}: {compiled.names(library.sets)} ({library.path})"]
+
+
+def forward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    _register(device)
+    return passes.forward(spec, _tiles(spec), operands)
+
+
+def backward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    _register(device)
+    return passes.backward(spec, _tiles(spec), operands)
+
+
+def _kernels(spec: AttentionSpec) -> KernelSet:
+    found = kernels_for(spec, compiled.find())
+    assert found is not None  # or it would be a reason
+    return found
+
+
+def _tiles(spec: AttentionSpec) -> PlanTiles:
+    return tiles_of(_kernels(spec))
+
+
+def _register(device: Device) -> None:
+    if device.is_present:
+        compiled.register()
+
+
+def _device_reasons(device: Device) -> tuple[Reason, ...]:
+    if device.platform != "cuda":
+        why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
+        return (device_reason("platform", device, why),)
+    reasons: list[Reason] = []
+    if device.arch not in _ARCHS:
+        why = f"kernels are compiled for {' and '.join(_ARCHS)}, and this is {device}"
+        reasons.append(device_reason("arch", device, why))
+    library = compiled.find()
+    if not library.is_usable:
+        reasons.append(library_reason("fa4/library", library.unusable_reason))
+    return tuple(reasons)

@@ -1,0 +1,74 @@
+"""The forward and backward pass of FlashAttention-4's compiled kernels.
+
+They convert a call's operands to the kernels' arrays, and the kernels' results to the call's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.fa4 import interval_calls
+from attn_dispatch.semantics.interval_plan import MaskPlan, PlanTiles
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
+from attn_dispatch.semantics.real_rows import each_query_attends, real_rows_by_position
+from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
+
+Operands = Mapping[str, jax.Array]
+Results = tuple[jax.Array, ...]
+"""The results of a call, in the order of its spec."""
+
+
+def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
+    plan = MaskPlan.of(spec, operands, tiles)
+    _, real_keys = real_rows_by_position(spec, operands)
+    out, lse = interval_calls.forward(
+        scaled_query(spec, operands["query"]),
+        operands["key"],  # a score in padding is masked, even NaN
+        _cleared(operands["value"], real_keys),
+        plan.rows,
+        plan.forward.arrays,
+        positive_scale(spec),
+    )
+    found = {"out": out}
+    if not each_query_attends(spec):
+        # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
+        found["out"] = _cleared(out, plan.intervals.attends)
+    if spec.wanted.needs_lse:
+        found["lse"] = lse
+    return tuple(nan_where_invalid(spec, operands, found).values())
+
+
+def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
+    plan = MaskPlan.of(spec, operands, tiles)
+    real_queries, real_keys = real_rows_by_position(spec, operands)
+    lse, lse_grad = operands["lse"], operands.get("lse_grad")
+    if lse_grad is not None:
+        # The gradient of a padding row's lse may be NaN.
+        lse_grad = jnp.where(lse == -jnp.inf, 0, lse_grad)
+    dq, dk, dv = interval_calls.backward(
+        _cleared(scaled_query(spec, operands["query"]), real_queries),
+        _cleared(operands["key"], real_keys),
+        _cleared(operands["value"], real_keys),
+        _cleared(operands["out"], real_queries),
+        lse,
+        _cleared(operands["out_grad"], real_queries),
+        lse_grad,
+        plan.rows,
+        plan.backward.arrays,
+        positive_scale(spec),
+    )
+    gradients = {
+        "query": _cleared(scaled_query(spec, dq), real_queries),
+        "key": _cleared(dk, real_keys),
+        "value": _cleared(dv, real_keys),
+    }
+    return tuple(gradients[name] for name in spec.wanted.gradients)
+
+
+def _cleared(x: jax.Array, real: jax.Array | None) -> jax.Array:
+    """x [B, L, heads, D] with 0 in padding rows; `real` is bool [1|B, L]."""
+    return x if real is None else jnp.where(real[..., None, None], x, 0)

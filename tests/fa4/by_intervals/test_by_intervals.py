@@ -1,0 +1,203 @@
+"""FlashAttention-4, compiled: its arrays with NumPy as the kernels, and every reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attn_dispatch import explain
+from attn_dispatch.core import select
+from attn_dispatch.devices.target import parse
+from attn_dispatch.fa4 import by_intervals, compiled, interval_calls
+from attn_dispatch.fa4.by_intervals import rules
+from attn_dispatch.fa4.by_intervals.call import kernels_for
+from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
+from attn_dispatch_tools.verify import drawn_mods, draws
+from attn_dispatch_tools.verify.case import Case, spec_of
+from tests.support import interval_kernels_in_numpy as in_numpy
+from tests.support.comparing import check_both_directions
+from tests.support.flash_cases import NAMED
+from tests.support.small_cases import SMALL
+
+SM90 = parse("sm90")
+
+
+def kernel_set(head_dim: int, head_dim_v: int, dtype: str) -> KernelSet:
+    """Kernels of small tiles, of which a small call has several."""
+    return KernelSet(
+        f"{head_dim}_{head_dim_v}_{dtype}", "sm90", dtype, head_dim, head_dim_v,
+        forward_tile_m=4, forward_tile_n=3, backward_tile_m=2, backward_tile_n=5,
+        backward_subtiles=2, differentiates_grouped_heads=head_dim == head_dim_v,
+    )  # fmt: skip
+
+
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+LIBRARY = CompiledLibrary(
+    ModuleType("_cuda"),
+    path="/kernels.so",
+    versions="fa4-jax 0.1.0",
+    sets=tuple(
+        kernel_set(*dims, dtype)
+        for dtype in ("bfloat16", "float16", "float32")
+        for dims in HEAD_DIMS
+    ),
+)
+"""Kernels of float32 exist here alone; they allow a close comparison."""
+
+
+LOADS = ModuleType("_cuda")
+setattr(LOADS, "load_fa4", None)  # noqa: B010, pyright knows no such attribute
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch):
+    """The implementation in place of today's `fa4`."""
+    others = [x for x in select.IMPLEMENTATIONS if x.NAME != by_intervals.NAME]
+    monkeypatch.setattr(select, "IMPLEMENTATIONS", (by_intervals, *others))
+
+
+@pytest.fixture
+def library(monkeypatch):
+    monkeypatch.setattr(compiled, "find", lambda: LIBRARY)
+
+
+@pytest.fixture
+def kernels(monkeypatch, library):
+    """NumPy as the kernels."""
+
+    def forward(query, key, value, rows, lists, scale):
+        tile = interval_calls.forward_set(query, value).forward_tiles
+        return in_numpy.forward(tile, query, key, value, rows, lists, scale)
+
+    def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale):
+        tile = interval_calls.backward_set(query, value).backward_tiles
+        lse_grad = jnp.zeros_like(lse) if lse_grad is None else lse_grad
+        operands = (query, key, value, out, lse, out_grad, lse_grad)
+        return in_numpy.backward(tile, operands, rows, lists, scale)
+
+    monkeypatch.setattr(interval_calls, "forward", forward)
+    monkeypatch.setattr(interval_calls, "backward", backward)
+
+
+def is_supported(case: Case) -> bool:
+    """True if the kernels run the case, apart from float32."""
+    forward = spec_of(case.forward_options(), case.avals())
+    specs = (forward, forward.backward(case.backward_options()))
+    return all(
+        x.rule == "dtype" for spec in specs for x in rules.not_supported_reasons(spec, LIBRARY)
+    )
+
+
+DRAWN = [replace(x, dtype="float32") for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
+
+CASES = [x for x in (*NAMED, *SMALL, *DRAWN) if is_supported(x)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_and_gradients_agree_with_the_reference(kernels, case: Case):
+    check_both_directions(by_intervals, SM90, case)
+
+
+@pytest.mark.parametrize("mod", drawn_mods.MASKS)
+@pytest.mark.parametrize("facts", [{}, {"is_causal": True, "lse_grad": True}], ids=["", "causal"])
+def test_mask_mods_agree_with_the_reference_or_are_refused(kernels, mod: str, facts):
+    case = Case("mod", t=13, s=11, mask_mod=(mod, 3), **facts)
+    if is_supported(case):
+        check_both_directions(by_intervals, SM90, case)
+    else:
+        spec = spec_of(case.forward_options(), case.avals())
+        found = {x.rule for x in rules.not_supported_reasons(spec, LIBRARY)} - {"dtype"}
+        assert found <= {"fa4/unknown_intervals", "intervals/mod_by_head"} and found
+
+
+def arrays(*, t: int = 64, n: int = 8, k: int = 8, h: int = 64) -> list[jax.ShapeDtypeStruct]:
+    shapes = ((2, t, n, h), (2, t, k, h), (2, t, k, h))
+    return [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
+
+
+def reasons(*shapes: jax.ShapeDtypeStruct, target: str = "sm90", **options) -> list[list[str]]:
+    """The sentences against each direction."""
+    found = explain(*shapes, implementation="fa4", target=target, **options)
+    return [list(map(str, x[0].reasons)) for x in (found.forward, found.backward)]
+
+
+def test_calls_that_the_kernels_run_have_no_reason(library):
+    def prefix(b, n, t, s):
+        return (s <= t) | (s < 7)
+
+    assert reasons(*arrays(k=2), mask_mod=prefix) == [[], []]
+    assert reasons(*arrays(k=1), is_causal=True, local_window_size=(5, 0)) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "expected"),
+    [
+        ({"h": 264}, {}, "got 264/264 bfloat16"),
+        ({}, {"target": "sm80"}, "kernels are compiled for sm90, and this is NVIDIA A100"),
+        ({}, {"target": "mi300x"}, "FlashAttention runs on NVIDIA GPUs"),
+        ({}, {"logits_soft_cap": 3.0}, "logits_soft_cap: FlashAttention-4's compiled kernels have"),
+        (
+            {},
+            {"mask_mod": lambda b, n, t, s: (t + s) % 3 > 0},
+            "a mask whose rows may have more than two ranges of keys",
+        ),
+        (
+            {},
+            {"mask_mod": lambda b, n, t, s: s < t + n},
+            "a mask_mod that differs by head: all heads share their intervals",
+        ),
+        ({"t": 2**20}, {"is_causal": True}, "lists of tiles of "),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_every_reason_is_given(library, call, options, expected):
+    for direction in reasons(*arrays(**call), **options):
+        assert [x for x in direction if expected in x], direction
+
+
+def test_kernels_that_are_not_compiled_name_the_command(monkeypatch, tmp_path):
+    missing = compiled.load(LOADS, tmp_path / "none.so")
+    monkeypatch.setattr(compiled, "find", lambda: missing)
+    assert by_intervals.version() is None
+    for (reason,) in reasons(*arrays()):
+        assert "`attn-dispatch build-fa4`" in reason
+
+
+def test_a_library_without_the_handlers_is_a_reason(tmp_path):
+    without = compiled.load(ModuleType("_cuda"), tmp_path / "none.so")
+    assert without.unusable_reason == "this _cuda was built without FlashAttention-4's handlers"
+
+
+@pytest.mark.parametrize(
+    ("h", "v", "k", "named", "named_back"),
+    [
+        (64, 64, 4, "64", "64"),
+        (72, 40, 4, "96", "96"),
+        (192, 128, 4, "192/128", "192/128"),
+        (192, 128, 2, "192/128", "192"),
+        (136, 136, 4, "192", "192"),
+        (193, 128, 4, "256", "256"),
+    ],
+)
+def test_plan_names_the_narrowest_kernels_and_counts_the_scratch_memory(
+    library, h, v, k, named, named_back
+):
+    case = Case("call", b=2, t=300, s=200, n=4, k=k, h=h, v=v, dtype="bfloat16")
+    forward = spec_of(case.forward_options(), case.avals())
+    back = forward.backward(case.backward_options())
+    for spec, name in ((forward, named), (back, named_back)):
+        assert (
+            by_intervals.plan(spec, SM90).engine
+            == f"FlashAttention-4 (fa4-jax 0.1.0), head dim {name}"
+        )
+    assert by_intervals.plan(forward, SM90).workspace_bytes == 0
+    kernels = kernels_for(back, LIBRARY)
+    assert kernels is not None
+    numbers = 2 * 4 * 300 * (kernels.head_dim + 2)  # of dq's sums, and two for each row
+    if k != 4:
+        numbers += 2 * k * 200 * (kernels.head_dim + kernels.head_dim_v)
+    assert by_intervals.plan(back, SM90).workspace_bytes == 4 * numbers
