@@ -1,13 +1,13 @@
 """Checks FlashAttention-4's compiled kernels under drawn masks, and measures them.
 
-usage: python tests/gpu/fa4_kernels.py [--set NAME ...] [--seconds N] [--times N] [--out FOLDER]
+usage: python tests/gpu/fa4_kernels.py [--set NAME ...] [--seconds N] [--times] [--out FOLDER]
 
 The library is that of ATTN_DISPATCH_FA4_LIBRARY, or else where build-fa4 puts it. Results and
 scratch memory are filled with NaN before every call. Every set of kernels runs every kind of mask
 in several shapes: grouped heads, lengths that end within a tile, other numbers of keys than of
 rows, rows that see nothing. The exit status is 1 if an error exceeds what is allowed.
 
---times measures calls of attn_dispatch by fa4, lists of tiles included, beside flash and cudnn.
+--times measures 8,192 rows of 32 heads on 8, head dim 128, beside what attn_dispatch runs today.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import argparse
 import fnmatch
-import functools
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +36,6 @@ import attn_dispatch
 from attn_dispatch import mods
 from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
-from attn_dispatch_tools.reports.environment import environment, file_name
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
 
@@ -168,69 +164,73 @@ def differentiated(function: Callable[..., jax.Array]) -> Callable[..., object]:
     return jax.jit(both)
 
 
-@dataclass(frozen=True)
-class TimedCall:
-    """A call of the public function, batch 1, bfloat16, with as many keys as queries."""
-
-    name: str
-    options: Mapping[str, Any]
-    length: int = 8192
-    heads: tuple[int, int] = (32, 8)
-    head_dims: tuple[int, int] = (128, 128)
-
-    def __str__(self) -> str:
-        dims = "/".join(map(str, dict.fromkeys(self.head_dims)))
-        return f"{self.name}, {self.length} rows, {self.heads[0]}/{self.heads[1]} heads, d{dims}"
-
-
-def window_and_sinks(window: int, sinks: int) -> Callable[..., jax.Array]:
-    return lambda b, n, t, s: (s < sinks) | (t - s < window)
-
-
-_EIGHT = jnp.repeat(jnp.arange(1, 9, dtype=jnp.int32), 1024)[None]
-
-_TIMED = (
-    TimedCall("causal", {"is_causal": True}),
-    TimedCall("8 documents", {"is_causal": True, "query_segment_ids": _EIGHT, "max_segments": 8}),
-    TimedCall("window 1024", {"is_causal": True, "local_window_size": (1023, 0)}),
-    TimedCall("prefix 2048", {"mask_mod": mods.prefix_lm(jnp.array([2048], jnp.int32))}),
-    TimedCall(
-        "window 1024 and 64 sinks",
-        {"is_causal": True, "mask_mod": window_and_sinks(1024, 64)},
-    ),
-    TimedCall("causal", {"is_causal": True}, heads=(16, 16), head_dims=(192, 128)),
-    TimedCall(
-        "prefix 8192", {"mask_mod": mods.prefix_lm(jnp.array([8192], jnp.int32))}, length=32768
-    ),
-    TimedCall(
-        "window 4096 and 64 sinks",
-        {"is_causal": True, "mask_mod": window_and_sinks(4096, 64)},
-        length=32768,
-    ),
-)
+def time_masks(length: int = 8192) -> dict[str, dict[str, float]]:
+    """Microseconds of forward (f) and forward with backward (f+b) for some masks."""
+    inputs = attention.drawn(0, (1, length, length, 32, 8), (128, 128), "bfloat16")
+    ids = jnp.repeat(jnp.arange(1, 9, dtype=jnp.int32), length // 8)[None]
+    starts = np.arange(length) // (length // 8) * (length // 8)
+    t = np.arange(length)
+    documents = np.stack([starts, t + 1 - starts, 0 * t, 0 * t], -1).astype(np.int32)[None]
+    n = length
+    cases = {
+        "causal": (intervals.causal(n, n), {}),
+        "8 documents": (documents, {"query_segment_ids": ids, "max_segments": 8}),
+        "window 1024": (intervals.window(n, n, 1024), {"local_window_size": (1023, 0)}),
+        "prefix 2048": (
+            intervals.prefix(n, n, 2048),
+            {"is_causal": False, "mask_mod": mods.prefix_lm(jnp.array([2048], jnp.int32))},
+        ),
+        "window 1024 and 64 sinks": (
+            intervals.window_and_sinks(n, n, 1024, 64),
+            {"mask_mod": lambda b, n, t, s: (s < 64) | (t - s < 1024)},
+        ),
+    }
+    found = {}
+    for name, (rows, options) in cases.items():
+        found |= time_mask(name, inputs, rows, {"is_causal": True} | options)
+    return found
 
 
-def time_call(call: TimedCall, deadline: float) -> dict[str, dict[str, float]]:
-    """Microseconds of a call by each implementation: forward, and forward with backward."""
-    shape = (1, call.length, call.length, *call.heads)
-    inputs = attention.drawn(0, shape, call.head_dims, "bfloat16")
+def time_mask(name: str, inputs: attention.Inputs, rows: np.ndarray, options: dict):
+    """The two rows of a mask: of ours, and of what runs the call today."""
+    scale = inputs.query.shape[-1] ** -0.5
+    on_device = jax.device_put((rows, *lists_for(rows, inputs.query, inputs.value)))
+    rows_there, forward_lists, backward_lists = on_device
     arrays = (inputs.query, inputs.key, inputs.value)
 
-    def by(name: str) -> Callable[..., jax.Array]:
-        return functools.partial(
-            attn_dispatch.dot_product_attention, implementation=name, **call.options
+    def forward(q, k, v):
+        return interval_calls.forward(q, k, v, rows_there, forward_lists, scale)
+
+    @jax.jit
+    def both(q, k, v, out_grad):
+        out, lse = forward(q, k, v)
+        return out, *interval_calls.backward(
+            q, k, v, out, lse, out_grad, None, rows_there, backward_lists, scale
         )
 
+    def today(q, k, v):
+        return attn_dispatch.dot_product_attention(q, k, v, **options)
+
+    pairs = float(intervals.dense(rows, inputs.key.shape[1]).sum())
+    flops = 4 * inputs.query.shape[2] * inputs.query.shape[3] * pairs
     found = {}
-    names = ("fa4", "flash", "cudnn")
-    for what, programs in (
-        ("f", {x: (jax.jit(by(x)), arrays) for x in names}),
-        ("f+b", {x: (differentiated(by(x)), (*arrays, inputs.out_grad)) for x in names}),
+    for what, times, work in (
+        ("f", {"ours": (jax.jit(forward), arrays), "today": (jax.jit(today), arrays)}, flops),
+        (
+            "f+b",
+            {
+                "ours": (both, (*arrays, inputs.out_grad)),
+                "today": (differentiated(today), (*arrays, inputs.out_grad)),
+            },
+            3.5 * flops,
+        ),
     ):
-        if time.monotonic() < deadline:
-            microseconds = measured(programs)
-            print(f"{call} {what}: {microseconds}", flush=True)
-            found[f"{call} {what}"] = microseconds
+        microseconds = measured(times)
+        shown = ", ".join(
+            f"{x} {y:.0f} us ({work / y / 1e6:.0f} TFLOP/s)" for x, y in microseconds.items()
+        )
+        print(f"{name} {what}: {shown}", flush=True)
+        found[f"{name} {what}"] = microseconds
     return found
 
 
@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", action="append", dest="sets", help="a pattern of sets' names")
     parser.add_argument("--seconds", type=float, default=420, help="the time for checks")
-    parser.add_argument("--times", type=float, default=0, help="seconds for measurements")
+    parser.add_argument("--times", action="store_true", help="measure as well")
     parser.add_argument("--out", type=Path, help="a folder for the numbers")
     args = parser.parse_args()
     library = compiled.find()
@@ -249,46 +249,43 @@ def main() -> None:
     times: dict[str, dict[str, float]] = {}
     if args.times:
         poison = os.environ.pop("ATTN_DISPATCH_POISON")
-        deadline = time.monotonic() + args.times
-        for call in _TIMED:
-            times |= time_call(call, deadline)
+        times = time_masks()
         os.environ["ATTN_DISPATCH_POISON"] = poison
-    sets = check_all(library, args.sets or ["*"], time.monotonic() + args.seconds)
-    count = sum(x["checks"] for x in sets.values())
-    wrong = sum(len(x["wrong"]) for x in sets.values())
+    rows, wrong = check_all(library, args.sets or ["*"], time.monotonic() + args.seconds)
     if args.out:
-        facts = environment()
-        report = {"environment": facts, "kernels": library.versions, "checks": count,
-                  "not right": wrong, "microseconds": times, "sets": sets}  # fmt: skip
+        report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+        report |= {"versions": library.versions, "times": times, "checks": rows}
         args.out.mkdir(parents=True, exist_ok=True)
-        file = args.out / f"{file_name('fa4_kernels', facts)}.json"
-        file.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{count} checks, {wrong} wrong", flush=True)
-    sys.exit(1 if wrong or not count else 0)
+        (args.out / "fa4_kernels.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{len(rows)} checks, {wrong} wrong", flush=True)
+    sys.exit(1 if wrong or not rows else 0)
 
 
 def check_all(
     library: compiled.CompiledLibrary, patterns: list[str], deadline: float
-) -> dict[str, dict[str, Any]]:
-    """For each set its number of checks, the largest error / allowed, and what was wrong."""
+) -> tuple[list[dict[str, object]], int]:
+    """Every check as a row of the report, and how many are wrong."""
     chosen = [x for x in library.sets if any(fnmatch.fnmatchcase(x.name, y) for y in patterns)]
-    found: dict[str, dict[str, Any]] = {}
+    rows: list[dict[str, object]] = []
+    wrong = 0
     started = time.monotonic()
     for i, kernels in enumerate(chosen):
         # A share of the time for each, so that none is left out.
         until = started + (deadline - started) * (i + 1) / len(chosen)
-        count, worst, wrong = 0, dict[str, float](), list[str]()
+        count, worst = 0, {}
         for case, check in (*check_set(kernels, until), *(check_graphs() if i == 0 else ())):
             share = check.error / check.allowed if check.allowed else float(check.error > 0)
-            worst[check.name] = round(max(worst.get(check.name, 0.0), share), 3)
+            worst[check.name] = max(worst.get(check.name, 0.0), share)
+            rows.append({"case": case, "result": check.name, "error": check.error,
+                         "allowed": check.allowed, "right": check.is_right})  # fmt: skip
             count += 1
             if not check.is_right:
-                wrong.append(f"{case} {check}")
-                print(f"  WRONG {wrong[-1]}", flush=True)
-        print(f"{kernels.name}: {count} checks; largest error / allowed: {worst} "
+                wrong += 1
+                print(f"  WRONG {case} {check}", flush=True)
+        shares = ", ".join(f"{x} {y:.2f}" for x, y in worst.items())
+        print(f"{kernels.name}: {count} checks; largest error / allowed: {shares} "
               f"[{time.monotonic() - started:.0f} s]", flush=True)  # fmt: skip
-        found[kernels.name] = {"checks": count, "largest error / allowed": worst, "wrong": wrong}
-    return found
+    return rows, wrong
 
 
 if __name__ == "__main__":
