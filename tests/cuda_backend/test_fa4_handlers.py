@@ -40,7 +40,7 @@ def made(fa4: Emulated, is_backward: bool, shape=GROUPED, name: str = SET) -> Pa
     return fa4_arrays.made(kernels, shape, is_backward=is_backward)
 
 
-def run(call: Pass, **changed: object) -> list[jax.Array]:
+def run(call: Pass, **changed: object) -> Sequence[jax.Array]:
     """The results of a pass whose operands are zeros: no row sees anything.
 
     Args:
@@ -51,7 +51,7 @@ def run(call: Pass, **changed: object) -> list[jax.Array]:
     return jax.block_until_ready(jax.jit(lambda: called(call, **changed))())
 
 
-def called(call: Pass, **changed: object) -> list[jax.Array]:
+def called(call: Pass, **changed: object) -> Sequence[jax.Array]:
     kernels = call.kernels
     tiles = kernels.backward_tiles if call.is_backward else kernels.forward_tiles
     attributes = {"set": kernels.name, "tile_m": np.int64(tiles[0]), "tile_n": np.int64(tiles[1])}
