@@ -22,6 +22,10 @@ from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSe
 from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
 
+Shaped = jax.Array | jax.ShapeDtypeStruct
+"""An array, or its shape and dtype."""
+
+
 def forward_set(query: jax.Array, value: jax.Array) -> KernelSet:
     """The kernels that run a forward pass.
 
@@ -88,17 +92,12 @@ def backward(
     return dq[..., :width], dk[..., :width], dv[..., :width_v]
 
 
-Shaped = jax.Array | jax.ShapeDtypeStruct
-
-
 def scratch_bytes(kernels: KernelSet, query: Shaped, key: Shaped) -> int:
     """Bytes of scratch memory of a backward pass."""
     return sum(x.size * x.dtype.itemsize for x in _scratch(kernels, query, key))
 
 
-def _scratch(
-    kernels: KernelSet, query: Shaped, key: Shaped
-) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _scratch(kernels: KernelSet, query: Shaped, key: Shaped) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Two numbers for each query row, the sums of dq and, if heads are grouped, of dk and dv."""
     batch, length, heads, _ = query.shape
     keys, kv_heads = key.shape[1:3]
