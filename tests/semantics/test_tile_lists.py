@@ -108,7 +108,8 @@ def check(grid: Lengths, module: ModuleType, draws: int) -> None:
     rng = Draw(grid.queries)
     for _ in range(draws):
         rows = drawn_rows(grid, rng)
-        forward, backward = (module.TileLists(**x) for x in both(rows))
+        with jax.numpy_rank_promotion("raise"):
+            forward, backward = (module.TileLists(**x) for x in both(rows))
         kinds = kinds_of(dense(rows, grid.keys), grid.tile)
         judge(forward, kinds)
         judge(backward, kinds.swapaxes(1, 2))
@@ -120,14 +121,17 @@ def test_lists_name_the_tiles_of_the_mask(grid):
 
 
 MUTANTS = {
-    "a tile beyond an interval": ("jnp.minimum(stop, end)", "jnp.minimum(stop + 1, end)"),
-    "a tile before an interval": ("jnp.maximum(start, begin)", "jnp.maximum(start - 1, begin)"),
-    "the second interval ignored": ("(a, a + length_a), (b, b + length_b)", "(a, a + length_a),"),
+    "a tile beyond an interval": ("-(-end // grid.tile.keys)", "end // grid.tile.keys + 1"),
+    "a tile before an interval": ("last_touched = begin //", "last_touched = (begin - 1) //"),
+    "the second interval ignored": ("reshape(batch, tiles, -1, 2)",
+                                    "reshape(batch, tiles, -1, 2)[:, :, ::2]"),
     "overlapping intervals": ("jnp.pad(normal(rows)", "jnp.pad(rows"),
-    "full by some rows": ("is_full = (count >> 16) ==", "is_full = 0 * (count >> 16) <"),
+    "full by some rows": ("covering == real", "0 * real < covering"),
     "padding rows must see": ("jnp.minimum(grid.queries -", "jnp.minimum(tiles * height -"),
-    "padding keys must be seen": ("jnp.minimum(begin + grid.tile.keys, grid.keys)",
-                                  "begin + grid.tile.keys"),
+    "padding keys must be seen": ("jnp.where(end == grid.keys, grid.key_tiles,",
+                                  "jnp.where(end < 0, grid.key_tiles,"),
+    "tiles covered from their middle on": ("first_covered = -(-begin", "first_covered = (begin"),
+    "limits not counted": ('side="right"', 'side="left"'),
     "indices in the wrong place": ("dtype=jnp.int32) - 1", "dtype=jnp.int32)"),
     "a list too short": ("(places - 2) // other_tile + 2", "(places - 1) // other_tile + 1"),
     "backward lists not transposed": ("kinds.swapaxes(1, 2)", "kinds"),
@@ -135,9 +139,9 @@ MUTANTS = {
                                       "+ self.band.low) // self.tile.keys + 1"),
     "the band of queries one tile off": ("- self.band.high) // self.tile.queries",
                                          "- self.band.high) // self.tile.queries + 1"),
-    "a list that ends past the last tile": ("self.key_tiles - self.forward_width)",
-                                            "self.key_tiles)"),
-    "pairs of tiles outside the band": ("jnp.where(is_there, found, _NONE)", "found"),
+    "a list that ends past the last tile": ("self.query_tiles - self.backward_width)",
+                                            "self.query_tiles)"),
+    "pairs of tiles outside the band": ("jnp.where(is_there[None], found, _NONE)", "found"),
     "kinds exchanged": ("for kind in (_PARTIAL, _FULL)", "for kind in (_FULL, _PARTIAL)"),
 }  # fmt: skip
 """Wrong list builders: what is wrong, and the text that makes it so."""

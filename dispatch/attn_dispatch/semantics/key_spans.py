@@ -148,7 +148,9 @@ class EqualRuns:
         def place(index: jax.Array) -> jax.Array:
             return jnp.take_along_axis(self.order, jnp.clip(index, 0, length - 1), axis=1)
 
-        return place(left), place(right - 1), right - left
+        found = place(left), place(right - 1), right - left
+        # XLA would merge the search with each use of its results, and repeat it there.
+        return lax.optimization_barrier(found)
 
 
 def _band(
