@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,9 +17,10 @@ from attn_dispatch.semantics.interval_plan import (
     lists_bytes,
     not_supported_reasons,
 )
+from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec
 from attn_dispatch.semantics.tile_lists import TileSizes
-from tests.support.interval_calls import Draw, IntervalCall, dense
-from tests.support.option_parts import options_with
+from tests.support.interval_calls import MODS, Draw, IntervalCall, dense
+from tests.support.option_parts import options_with, spec_with
 
 TILES = PlanTiles(TileSizes(128, 128), TileSizes(128, 64))
 MILLION = 2**20
@@ -80,3 +82,22 @@ def test_plan_has_rows_and_lists_of_both_directions():
     by_tile = padded.reshape(2, 2, 8, 3, 3).any(axis=(2, 4)).sum(axis=1)
     seen = plan.backward.partial_counts + plan.backward.full_counts
     np.testing.assert_array_equal(seen[:, 0], by_tile)
+
+
+def test_calls_with_one_mask_have_one_spec_of_it():
+    call = IntervalCall("cu", 9, 12, {"is_causal": True}, "prefix")
+    arrays = call.draw(Draw(0))
+    spec = call.spec(arrays)
+    assert mask_operands(spec) == ("cu_seqlens_q", "cu_seqlens_kv", "mask_mod_0", "mods_start")
+    backward = spec.in_training(("query",))[1]
+    wider = arrays | {"query": np.zeros((2, 9, 2, 8), np.float16)}
+    others = [backward, spec_with(spec, scale=0.5), call.spec(wider), mask_spec(spec)]
+    assert {mask_spec(x) for x in others} == {mask_spec(spec)}
+    different = [
+        spec_with(spec, is_causal=False),
+        spec_with(spec, window=(2, None)),
+        replace(call, mod="").spec({x: y for x, y in arrays.items() if "mod" not in x}),
+        spec_with(spec, max_seq_lens=(3, 3)),
+    ]
+    assert mask_spec(spec) not in {mask_spec(x) for x in different}
+    assert "prefix" in MODS

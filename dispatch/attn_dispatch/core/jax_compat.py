@@ -42,8 +42,13 @@ try:
     from jax.interpreters import partial_eval
 
     _dce_jaxpr = cast("Callable[..., tuple[Jaxpr, object]]", partial_eval.dce_jaxpr)
+    partial_eval_rules = cast(
+        "dict[Primitive, Callable[..., object]]", partial_eval.partial_eval_jaxpr_custom_rules
+    )
 except (ImportError, AttributeError) as error:
-    raise UnsupportedJax("dce_jaxpr in jax.interpreters.partial_eval") from error
+    raise UnsupportedJax(
+        "dce_jaxpr and partial_eval_jaxpr_custom_rules in jax.interpreters.partial_eval"
+    ) from error
 
 try:
     from jax._src import dispatch
@@ -133,6 +138,7 @@ __all__ = [
     "name_p",
     "nan_error_check",
     "number_of_devices",
+    "partial_eval_rules",
     "passmanager",
     "platforms_of",
     "result_types",
