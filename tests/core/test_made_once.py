@@ -46,8 +46,8 @@ def pairs(rows: jax.Array, lists: tuple[jax.Array, ...]) -> jax.Array:
     places = jnp.arange(TOKENS)
     a, length_a, b, length_b = (rows[..., i : i + 1] for i in range(4))
     may = ((places >= a) & (places < a + length_a)) | ((places >= b) & (places < b + length_b))
-    read = [x.sum() for x in lists]
-    return may + 0.0 * sum(read).astype(jnp.float32)
+    read = jnp.stack([x.sum() for x in lists])
+    return may + 0.0 * read.sum().astype(jnp.float32)
 
 
 @jax.custom_vjp

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
 
 import jax
 from jax.core import ShapedArray
@@ -31,7 +30,7 @@ Maker = Callable[..., Sequence[jax.Array]]
 
 def made_once(maker: Maker, *arrays: jax.Array) -> list[jax.Array]:
     """The integer arrays that `maker` makes, kept by JAX for the backward pass."""
-    fixed = [cast("jax.Array", jax.lax.stop_gradient(x)) for x in arrays]
+    fixed = [jax.lax.stop_gradient(x) for x in arrays]
     return bind(made_once_p, *fixed, maker=maker)
 
 
@@ -43,13 +42,12 @@ class _Mapped:
     axes: tuple[int | None, ...]
 
     def __call__(self, *arrays: jax.Array) -> Sequence[jax.Array]:
-        mapped = cast("Maker", jax.vmap(self.maker, self.axes))
-        return mapped(*arrays)
+        return jax.vmap(self.maker, self.axes)(*arrays)
 
 
 @lru_cache(maxsize=1024)
 def _result_types(maker: Maker, types: tuple[ShapedArray, ...]) -> tuple[ShapedArray, ...]:
-    made = jax.make_jaxpr(lambda *arrays: list(maker(*arrays)))(*types)
+    made = jax.make_jaxpr(maker)(*types)
     return tuple(x for x in made.out_avals if isinstance(x, ShapedArray))
 
 

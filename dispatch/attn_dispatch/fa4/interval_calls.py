@@ -21,7 +21,6 @@ from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSet
 from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
-
 Shaped = jax.Array | jax.ShapeDtypeStruct
 """An array, or its shape and dtype."""
 
