@@ -39,13 +39,13 @@ class PlanTiles:
 class MaskPlan:
     """The intervals of a call's mask and, made when they are asked for, its lists of tiles.
 
-    Everything is made of small integer arrays by XLA. It depends on nothing that changes from layer
-    to layer, so a scan over layers need not make it again.
+    Everything is made of small integer arrays by XLA, wherever it is asked for. It depends on
+    nothing that changes from layer to layer: core/mask_arrays.py makes it once for all of them.
     """
 
     intervals: Intervals
     grids: tuple[TileGrid, TileGrid]
-    """Of the forward and of the backward pass."""
+    """The tiles of the forward and of the backward pass."""
 
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array], tiles: PlanTiles) -> MaskPlan:

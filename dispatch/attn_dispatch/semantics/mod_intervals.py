@@ -39,7 +39,7 @@ def known_set(spec: AttentionSpec) -> KeySet | None:
 
 
 def _is_scattered(equal: EqualKeys, keys: int) -> bool:
-    """Whether it is known that other keys are between those of some value, as with s % 2.
+    """Whether other keys are known to be between those of some value, as with s % 2.
 
     It is not known of a value that depends on arrays.
     """
