@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
-from attn_dispatch.files import reading
+from attn_dispatch.files import reading, user_folders
 
 GENERATION = "dev18"
 """The version of AITER's C++ interface, which changes from release to release."""
@@ -52,11 +49,7 @@ def root() -> Path:
     if chosen := os.environ.get("ATTN_DISPATCH_AITER"):
         # Path.expanduser raises where there is no such user.
         return Path(os.path.expanduser(chosen))
-    try:
-        data = platformdirs.user_data_path("attn-dispatch")
-    except RuntimeError:  # the user has no home folder: use that of Python's environment
-        data = Path(sys.prefix, "share", "attn-dispatch")
-    return data / "aiter" / GENERATION
+    return user_folders.data() / "aiter" / GENERATION
 
 
 def folder(arch: str) -> Path:

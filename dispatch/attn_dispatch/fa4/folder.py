@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-import platformdirs
+from attn_dispatch.files import user_folders
 
 LIBRARY = "libattn_dispatch_fa4.so"
 VARIABLE = "ATTN_DISPATCH_FA4_LIBRARY"
@@ -17,16 +16,9 @@ def library() -> Path:
     if chosen := os.environ.get(VARIABLE):
         # Path.expanduser raises where there is no such user.
         return Path(os.path.expanduser(chosen))
-    try:
-        data = platformdirs.user_data_path("attn-dispatch")
-    except RuntimeError:  # the user has no home folder: use that of Python's environment
-        data = Path(sys.prefix, "share", "attn-dispatch")
-    return data / "fa4" / LIBRARY
+    return user_folders.data() / "fa4" / LIBRARY
 
 
 def cache() -> Path:
     """The folder for what a build keeps: the compiler's environment, and compiled kernels."""
-    try:
-        return platformdirs.user_cache_path("attn-dispatch") / "fa4"
-    except RuntimeError:
-        return Path(sys.prefix, "share", "attn-dispatch", "cache", "fa4")
+    return user_folders.cache() / "fa4"
