@@ -131,7 +131,6 @@ EXPECTED = {
         _cuda, after=("pip install --no-deps nvidia-cudnn-cu13",)
     ),
     "pip install '.[flash]'": Expected(_xla_and("dew-flash-attn-cu13"), python="3.12"),
-    "pip install '.[fa4]'": Expected(_xla_and("fa4-jax"), python="3.12"),
     "pip install '.[verify]'": Expected(_runs(*_VERIFY)),
     "pip install '.[bench]'": Expected(_xla_and("rich", "matplotlib")),
     "pip install --find-links build/release/dist attn-dispatch-cuda13": Expected(
@@ -147,7 +146,6 @@ EXPECTED = {
     "pip install --no-deps amd-aiter==0.1.7.post2.dev18": Expected(_has("amd-aiter")),
     "pip install dew-flash-attn-cu13": Expected(_has("dew-flash-attn-cu13"), python="3.12"),
     "pip install dew-flash-attn-cu12": Expected(_has("dew-flash-attn-cu12"), python="3.12"),
-    "pip install 'fa4-jax[cu13]'": Expected(_has("fa4-jax"), python="3.12"),
     "pip install optax rich": Expected(_has("optax", "rich")),
     "pip install shtab": Expected(_runs("attn-dispatch", "completion", "bash"), after=(_PURE,)),
     "pip install matplotlib": Expected(

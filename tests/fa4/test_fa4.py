@@ -1,214 +1,191 @@
-"""FlashAttention-4 (fa4-jax): its arrays with NumPy as the kernels, and every reason."""
+"""FlashAttention-4, compiled: its arrays with NumPy as the kernels, and every reason."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch import explain, fa4, settings
+from attn_dispatch import explain, fa4
 from attn_dispatch.devices.target import parse
-from attn_dispatch.fa4 import kernels, library, rules
-from attn_dispatch.fa4.call import call_of
-from attn_dispatch.flash import clear_rows
-from attn_dispatch_tools.verify import draws
+from attn_dispatch.fa4 import compiled, interval_calls, rules
+from attn_dispatch.fa4.call import kernels_for
+from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
+from attn_dispatch_tools.verify import drawn_mods, draws
 from attn_dispatch_tools.verify.case import Case, spec_of
-from attn_dispatch_tools.verify.reference import reference
-from tests.support import flash_in_numpy
-from tests.support.comparing import check_both_directions, poisoned, to_jax
+from tests.support import interval_kernels_in_numpy as in_numpy
+from tests.support.comparing import check_both_directions
 from tests.support.flash_cases import NAMED
 from tests.support.small_cases import SMALL
 
 SM90 = parse("sm90")
 
 
-def is_supported(case: Case) -> bool:
-    """True if the kernels run the case, apart from float32, which allows a close comparison."""
-    spec = spec_of(case.forward_options(), case.avals())
-    return all(x.rule == "dtype" for x in rules.not_supported_reasons(spec, SM90))
+def kernel_set(head_dim: int, head_dim_v: int, dtype: str) -> KernelSet:
+    """Kernels of small tiles, of which a small call has several."""
+    return KernelSet(
+        f"{head_dim}_{head_dim_v}_{dtype}", "sm90", dtype, head_dim, head_dim_v,
+        forward_tile_m=4, forward_tile_n=3, backward_tile_m=2, backward_tile_n=5,
+        backward_subtiles=2, differentiates_grouped_heads=head_dim == head_dim_v,
+    )  # fmt: skip
 
 
-DRAWN = [replace(x, dtype="float32") for x in draws.examples(60, 20261220) if x.t * x.s < 2**15]
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+LIBRARY = CompiledLibrary(
+    ModuleType("_cuda"),
+    path="/kernels.so",
+    versions="fa4-jax 0.1.0",
+    sets=tuple(
+        kernel_set(*dims, dtype)
+        for dtype in ("bfloat16", "float16", "float32")
+        for dims in HEAD_DIMS
+    ),
+)
+"""Kernels of float32 exist here alone; they allow a close comparison."""
+
+
+LOADS = ModuleType("_cuda")
+setattr(LOADS, "load_fa4", None)  # noqa: B010, pyright knows no such attribute
 
 
 @pytest.fixture
-def in_numpy(monkeypatch):
+def library(monkeypatch):
+    monkeypatch.setattr(compiled, "find", lambda: LIBRARY)
+
+
+@pytest.fixture
+def kernels(monkeypatch, library):
     """NumPy as the kernels."""
-    monkeypatch.setattr(kernels, "forward", flash_in_numpy.forward)
-    monkeypatch.setattr(kernels, "backward", flash_in_numpy.backward)
-    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+
+    def forward(query, key, value, rows, lists, scale):
+        tile = interval_calls.forward_set(query, value).forward_tiles
+        return in_numpy.forward(tile, query, key, value, rows, lists, scale)
+
+    def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale):
+        tile = interval_calls.backward_set(query, value).backward_tiles
+        lse_grad = jnp.zeros_like(lse) if lse_grad is None else lse_grad
+        operands = (query, key, value, out, lse, out_grad, lse_grad)
+        return in_numpy.backward(tile, operands, rows, lists, scale)
+
+    monkeypatch.setattr(interval_calls, "forward", forward)
+    monkeypatch.setattr(interval_calls, "backward", backward)
 
 
-NARROW_VALUES = (
-    Case("mla", h=192, v=128, n=2, k=2, is_causal=True, alignment="bottom_right"),
-    Case("mla_grouped", h=136, v=72, lse_grad=True),
-    Case("mla_lengths", t=10, s=10, h=130, v=20, q_lengths=(7, 10), kv_lengths=(7, 10),
-         is_causal=True, lse_grad=True),
-    Case("mla_ragged", t=10, s=10, h=144, v=125, cu_q=((0, 3, 3, 10), (0, 1, 8, 10)),
-         cu_kv=((0, 3, 3, 10), (0, 1, 8, 10)), longest=(7, 7), is_causal=True, lse_grad=True),
-)  # fmt: skip
-"""Calls whose values are narrower than their keys. On a GPU, grouped heads run forward only."""
-
-CASES = [*NAMED, *NARROW_VALUES, *filter(is_supported, SMALL)]
+def is_supported(case: Case) -> bool:
+    """True if the kernels run the case, apart from float32."""
+    forward = spec_of(case.forward_options(), case.avals())
+    specs = (forward, forward.backward(case.backward_options()))
+    return all(
+        x.rule == "dtype" for spec in specs for x in rules.not_supported_reasons(spec, LIBRARY)
+    )
 
 
-@pytest.mark.parametrize("case", [*CASES, *filter(is_supported, DRAWN)], ids=str)
-def test_results_and_gradients_agree_with_the_reference(in_numpy, case: Case):
-    check_both_directions(fa4, SM90, case)
+DRAWN = [replace(x, dtype="float32") for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
+
+CASES = [x for x in (*NAMED, *SMALL, *DRAWN) if is_supported(x)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_package_with_its_reference_backend(monkeypatch, case: Case):
-    """The installed package, with its reference formulas instead of its kernels.
-
-    The formulas compute `out` again, so they cannot take the gradient of lse (lse_grad.py).
-    """
-    case = replace(case, lse_grad=False)
-    pytest.importorskip("fa4_jax")
-    monkeypatch.setattr(kernels, "BACKEND", "reference")
-    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+def test_results_and_gradients_agree_with_the_reference(kernels, case: Case):
     check_both_directions(fa4, SM90, case)
 
 
-@pytest.mark.parametrize(
-    ("h", "v", "forward", "back"),
-    [
-        (192, 128, (192, 128), (192, 128)),
-        (129, 1, (192, 128), (192, 128)),
-        (185, 125, (192, 128), (192, 128)),
-        (192, 129, (192, 192), (192, 192)),
-        (136, 136, (136, 136), (192, 192)),
-        (128, 192, (192, 192), (192, 192)),
-        (128, 64, (128, 128), (128, 128)),
-        (193, 128, (200, 200), (256, 256)),
-        (256, 128, (256, 256), (256, 256)),
-    ],
-)
-def test_head_dims_are_padded_to_those_of_the_kernels(h, v, forward, back):
-    case = Case("call", h=h, v=v, n=2, k=2, dtype="bfloat16")
-    spec = spec_of(case.forward_options(), case.avals())
-    calls = [call_of(x) for x in (spec, spec.backward(case.backward_options()))]
-    assert [(x.head_dim, x.head_dim_v) for x in calls] == [forward, back]
+@pytest.mark.parametrize("mod", drawn_mods.MASKS)
+@pytest.mark.parametrize("facts", [{}, {"is_causal": True, "lse_grad": True}], ids=["", "causal"])
+def test_mask_mods_agree_with_the_reference_or_are_refused(kernels, mod: str, facts):
+    case = Case("mod", t=13, s=11, mask_mod=(mod, 3), **facts)
+    if is_supported(case):
+        check_both_directions(fa4, SM90, case)
+    else:
+        spec = spec_of(case.forward_options(), case.avals())
+        found = {x.rule for x in rules.not_supported_reasons(spec, LIBRARY)} - {"dtype"}
+        assert found <= {"fa4/unknown_intervals", "intervals/mod_by_head"} and found
 
 
-@pytest.mark.parametrize("case", NARROW_VALUES, ids=str)
-def test_narrow_values_get_128_columns(case):
-    assert is_supported(case)
-    spec = spec_of(case.forward_options(), case.avals())
-    for x in (spec, spec.backward(case.backward_options())):
-        assert (call_of(x).head_dim, call_of(x).head_dim_v) == (192, 128)
-
-
-@pytest.mark.parametrize(("v", "columns"), [(125, 128), (126, 192), (128, 192)])
-def test_gradient_of_lse_needs_columns_of_value(v, columns):
-    case = Case("call", h=192, v=v, n=2, k=2, dtype="bfloat16", lse_grad=True)
-    spec = spec_of(case.forward_options(), case.avals())
-    back = call_of(spec.backward(case.backward_options()))
-    assert (back.head_dim, back.head_dim_v) == (192, columns)
-
-
-def test_plan_names_both_head_dims(monkeypatch):
-    monkeypatch.setattr(library, "version", lambda: "0.1.0")
-    for v, named in ((128, "192/128"), (192, "192")):
-        case = Case("call", h=192, v=v, n=2, k=2, dtype="bfloat16")
-        plan = fa4.plan(spec_of(case.forward_options(), case.avals()), SM90)
-        assert plan.engine == f"FlashAttention-4 (fa4-jax 0.1.0), head dim {named}"
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, (False, False, (None, None))),
-        ({"is_causal": True}, (True, False, (None, None))),
-        ({"window": (3, 0)}, (False, True, (3, 0))),
-        ({"window": (None, 2)}, (False, True, (None, 2))),
-    ],
-)
-def test_configuration_passed_to_the_backend(monkeypatch, options, expected):
-    calls = []
-
-    class Backend:
-        def fwd_lse(self, config, q, k, v, aux, sequences):
-            calls.append((config, q.shape, aux, sequences))
-            return q, jnp.zeros((q.shape[0], q.shape[2], q.shape[1]))
-
-        def vjp(self, config, q, k, v, out, lse, out_grad, lse_grad, aux, sequences):
-            calls.append((config, q.shape, aux, sequences))
-            assert lse_grad is None and out_grad.shape == out.shape == q.shape
-            return q, k, v
-
-    package = ModuleType("fa4_jax.attention")
-    package.AttnConfig = SimpleNamespace  # pyright: ignore[reportAttributeAccessIssue]
-    package.get_backend = lambda name: {"cute": Backend()}[name]  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setitem(sys.modules, "fa4_jax", ModuleType("fa4_jax"))
-    monkeypatch.setitem(sys.modules, "fa4_jax.attention", package)
-    case = Case("call", t=14, s=14, n=2, k=2, h=130, v=130, dtype="bfloat16", **options)
-    operands = case.operands()
-    spec = spec_of(case.forward_options(), case.avals())
-    fa4.forward(spec, SM90, to_jax(operands))
-    operands |= case.cotangents() | reference(spec.options, operands)
-    back = spec.backward(case.backward_options())
-    fa4.backward(back, SM90, to_jax({x: operands[x] for x in poisoned(back, operands)}))
-    # Forward head dims are multiples of 8; backward ones are those of the compiled kernels.
-    assert [shape[-1] for _, shape, _, _ in calls] == [136, 192]
-    for config, _, aux, sequences in calls:
-        found = (config.causal, config.local, config.window)
-        assert found == expected and config.scale == spec.meaning.scale
-        assert config.backend == "cute" and (config.mask, config.varlen) == (None, False)
-        assert (aux, sequences) == ((), None)
-
-
-def arrays(*, n: int = 8, k: int = 8, h: int = 64):
-    shapes = ((2, 64, n, h), (2, 64, k, h), (2, 64, k, h))
+def arrays(*, t: int = 64, n: int = 8, k: int = 8, h: int = 64) -> list[jax.ShapeDtypeStruct]:
+    shapes = ((2, t, n, h), (2, t, k, h), (2, t, k, h))
     return [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
 
 
-def reasons(target: str, *shapes: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
-    explanation = explain(*shapes, implementation="fa4", target=target)
-    return [tuple(map(str, x[0].reasons)) for x in (explanation.forward, explanation.backward)]
+def reasons(*shapes: jax.ShapeDtypeStruct, target: str = "sm90", **options) -> list[list[str]]:
+    """The sentences against each direction."""
+    found = explain(*shapes, implementation="fa4", target=target, **options)
+    return [list(map(str, x[0].reasons)) for x in (found.forward, found.backward)]
 
 
-def test_every_reason_is_given(monkeypatch):
-    monkeypatch.setattr(library, "version", lambda: "0.1.0")
-    absent = "its kernels are compiled on the GPU that runs them, which is not present"
-    grouped = (
-        "the backward pass of 8 heads on 2: gradients of key and value are wrong in programs that "
-        "slice their arrays (fa4-jax 0.1.0)"
-    )
-    assert reasons("sm90", *arrays(k=2)) == [(absent,), (absent, grouped)]
-    wide = "head dims up to 128 on sm100, got 136 columns"
-    assert reasons("sm100", *arrays(h=136)) == [(absent, wide)] * 2
-    (forward, _) = reasons("sm80", *arrays())
-    assert forward[0].startswith("runs on sm90 and sm100 in this version, and this is NVIDIA A100")
-    monkeypatch.setattr(library, "version", lambda: "0.2.0")
-    assert fa4.unusable_reason(SM90) == (
-        f"fa4-jax from 0.1.0 to below 0.2 is needed, and 0.2.0 is installed; {absent}"
-    )
-    monkeypatch.setattr(library, "version", lambda: None)
-    assert fa4.unusable_reason(SM90).startswith("fa4-jax is not installed (remedy: pip install ")
+def test_calls_that_the_kernels_run_have_no_reason(library):
+    def prefix(b, n, t, s):
+        return (s <= t) | (s < 7)
 
-
-def test_exported_modules_do_not_use_the_package(monkeypatch):
-    monkeypatch.setattr(library, "version", lambda: "0.1.0")
-    monkeypatch.setattr(library, "loading_failure", lambda: "")
-    present = replace(SM90, is_present=True)
-    assert fa4.unusable_reason(present) == ""
-    with settings.restored(replace(settings.current(), is_exporting=True)):
-        assert "another could not run the module" in fa4.unusable_reason(present)
+    assert reasons(*arrays(k=2), mask_mod=prefix) == [[], []]
+    assert reasons(*arrays(k=1), is_causal=True, local_window_size=(5, 0)) == [[], []]
 
 
 @pytest.mark.parametrize(
-    ("h", "v", "accumulated"), [(64, 64, 64), (72, 72, 96), (192, 128, 192), (136, 136, 192)]
+    ("call", "options", "expected"),
+    [
+        ({"h": 264}, {}, "got 264/264 bfloat16"),
+        ({}, {"target": "sm80"}, "kernels are compiled for sm90, and this is NVIDIA A100"),
+        ({}, {"target": "mi300x"}, "FlashAttention runs on NVIDIA GPUs"),
+        ({}, {"logits_soft_cap": 3.0}, "logits_soft_cap: FlashAttention-4's compiled kernels have"),
+        (
+            {},
+            {"mask_mod": lambda b, n, t, s: (t + s) % 3 > 0},
+            "a mask whose rows may have more than two ranges of keys",
+        ),
+        (
+            {},
+            {"mask_mod": lambda b, n, t, s: s < t + n},
+            "a mask_mod that differs by head: all heads share their intervals",
+        ),
+        ({"t": 2**20}, {"is_causal": True}, "lists of tiles of "),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_scratch_memory_covers_the_accumulated_gradients(h, v, accumulated):
-    case = Case("call", b=2, t=300, s=200, n=4, k=4, h=h, v=v, dtype="bfloat16")
-    spec = spec_of(case.forward_options(), case.avals())
-    assert kernels.workspace_bytes(call_of(spec), 2) == 0
-    back = spec.backward(case.backward_options())
-    rows = 2 * 384  # queries, rounded up to tiles
-    least = 4 * rows * 4 * (accumulated + 2)
-    assert least <= kernels.workspace_bytes(call_of(back), 2) <= 1.5 * least
+def test_every_reason_is_given(library, call, options, expected):
+    for direction in reasons(*arrays(**call), **options):
+        assert [x for x in direction if expected in x], direction
+
+
+def test_kernels_that_are_not_compiled_name_the_command(monkeypatch, tmp_path):
+    missing = compiled.load(LOADS, tmp_path / "none.so")
+    monkeypatch.setattr(compiled, "find", lambda: missing)
+    assert fa4.version() is None
+    for (reason,) in reasons(*arrays()):
+        assert "`attn-dispatch build-fa4`" in reason
+
+
+def test_a_library_without_the_handlers_is_a_reason(tmp_path):
+    without = compiled.load(ModuleType("_cuda"), tmp_path / "none.so")
+    assert without.unusable_reason == "this _cuda was built without FlashAttention-4's handlers"
+
+
+@pytest.mark.parametrize(
+    ("h", "v", "k", "named", "named_back"),
+    [
+        (64, 64, 4, "64", "64"),
+        (72, 40, 4, "96", "96"),
+        (192, 128, 4, "192/128", "192/128"),
+        (192, 128, 2, "192/128", "192"),
+        (136, 136, 4, "192", "192"),
+        (193, 128, 4, "256", "256"),
+    ],
+)
+def test_plan_names_the_narrowest_kernels_and_counts_the_scratch_memory(
+    library, h, v, k, named, named_back
+):
+    case = Case("call", b=2, t=300, s=200, n=4, k=k, h=h, v=v, dtype="bfloat16")
+    forward = spec_of(case.forward_options(), case.avals())
+    back = forward.backward(case.backward_options())
+    for spec, name in ((forward, named), (back, named_back)):
+        assert fa4.plan(spec, SM90).engine == f"FlashAttention-4 (fa4-jax 0.1.0), head dim {name}"
+    assert fa4.plan(forward, SM90).workspace_bytes == 0
+    kernels = kernels_for(back, LIBRARY)
+    assert kernels is not None
+    numbers = 2 * 4 * 300 * (kernels.head_dim + 2)  # of dq's sums, and two for each row
+    if k != 4:
+        numbers += 2 * k * 200 * (kernels.head_dim + kernels.head_dim_v)
+    assert fa4.plan(back, SM90).workspace_bytes == 4 * numbers

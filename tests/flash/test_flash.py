@@ -40,16 +40,15 @@ SM90, SM80 = parse("sm90"), parse("sm80")
 
 def is_supported(case: Case) -> bool:
     """True if the kernels run the case, apart from float32, which allows a close comparison."""
-    reasons = rules.not_supported_reasons(
-        spec_of(case.forward_options(), case.avals()), library.NAME
-    )
+    spec = spec_of(case.forward_options(), case.avals())
+    reasons = rules.not_supported_reasons(spec, FA3, "sm90")
     return all(x.rule == "dtype" for x in reasons)
 
 
 def is_supported_by_flash_2(case: Case) -> bool:
     spec = spec_of(case.forward_options(), case.avals())
     spec = spec.backward(case.backward_options())
-    reasons = rules.not_supported_reasons(spec, library.NAME, FA2, "sm80")
+    reasons = rules.not_supported_reasons(spec, FA2, "sm80")
     return all(x.rule == "dtype" for x in reasons)
 
 

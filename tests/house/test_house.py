@@ -62,7 +62,6 @@ LAYER_OF = {
 # Modules of one layer that may import each other.
 NEIGHBOURS = {(x, y) for x in LAYERS[LIBRARY][0] for y in LAYERS[LIBRARY][0]} | {
     ("__main__", "cli"),
-    ("fa4", "flash"),
 }
 
 
@@ -235,7 +234,6 @@ _ANY = {
     "core/sketch.py": "MLIR's operations and attributes",
     "cudnn/planning_process.py": "a type of JAX's that JAX does not export",
     "devices/from_packages.py": "the module of another package",
-    "fa4/kernels.py": "objects of a package without types",
     "files/reading.py": "a JSON value",
     "integrations/equinox.py": "the arguments of Equinox's layer",
     "integrations/flax/function.py": "the arguments of Flax's own attention, which differ by "

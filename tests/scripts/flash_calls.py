@@ -71,7 +71,6 @@ def call_of(facts: Facts) -> FlashCall:
     return FlashCall(
         **shared,
         gap=0,
-        head_dim_v=facts["head_dim"],
         window_left=left,
         window_right=right,
         generation=generation_of(facts["arch"]),

@@ -24,7 +24,7 @@ ArrayTuple = tuple[Any, ...]
 
 def forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float) -> ArrayTuple:
     """out and lse, computed in a callback, so that the operations around it can be compiled."""
-    out = jax.ShapeDtypeStruct((*qkv[0].shape[:-1], call.head_dim_v), qkv[0].dtype)
+    out = jax.ShapeDtypeStruct((*qkv[0].shape[:-1], call.head_dim), qkv[0].dtype)
     lse = jax.ShapeDtypeStruct(_lse_shape(call), jnp.float32)
     return _in_callback(partial(_forward, call, scale=scale), (out, lse), qkv, offsets)
 
@@ -44,7 +44,7 @@ def _in_callback(function: Callable[..., ArrayTuple], types: ArrayTuple, *groups
 def _forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float) -> ArrayTuple:
     q, k, v = (np.asarray(x, np.float64) for x in qkv)
     _check_head_dims(call, (q, k), (v,))
-    out = np.full((*q.shape[:-1], call.head_dim_v), np.nan)
+    out = np.full((*q.shape[:-1], call.head_dim), np.nan)
     lse = np.full(_lse_shape(call), np.nan)
     for rows, keys, into in _sequences(call, offsets):
         p, row_lse = _probabilities(call, q[rows], k[keys], scale)
@@ -91,7 +91,7 @@ def _backward(
 
 def _check_head_dims(call: FlashCall, keys: ArrayTuple, values: ArrayTuple) -> None:
     assert {x.shape[-1] for x in keys} == {call.head_dim}
-    assert {x.shape[-1] for x in values} == {call.head_dim_v}
+    assert {x.shape[-1] for x in values} == {call.head_dim}
 
 
 def _lse_shape(call: FlashCall) -> tuple[int, ...]:

@@ -1,4 +1,8 @@
-"""NVIDIA: FlashAttention-4's kernels, if the package fa4-jax is installed."""
+"""NVIDIA: FlashAttention-4's kernels, once `attn-dispatch build-fa4` has compiled them.
+
+They take a mask as data: at most two intervals of keys for each query, and lists of the tiles that
+some query sees. No other tile is computed.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,15 @@ from collections.abc import Mapping
 
 import jax
 
-from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
-from attn_dispatch.fa4 import kernels, library, rules
-from attn_dispatch.fa4.call import call_of
-from attn_dispatch.flash import clear_rows, passes
-from attn_dispatch.flash.call import offsets_count
-from attn_dispatch.reason import Reason, Rule
+from attn_dispatch.fa4 import compiled, interval_calls, passes, rules
+from attn_dispatch.fa4.call import kernels_for, tiles_of
+from attn_dispatch.fa4.compiled import KernelSet
+from attn_dispatch.reason import Reason
+from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes
+from attn_dispatch.semantics.wider_arrays import padded_bytes
 
 NAME = "fa4"
 PLATFORM = "cuda"
@@ -24,30 +28,26 @@ DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = False
 SKIPS_FROM_BOTTOM_RIGHT = True
 
-_ARCHS = ("sm90", "sm100")
-
-_EXPORT = Rule[Device](
-    "fa4/export",
-    lambda device: device.is_present and settings.current().is_exporting,
-    "its kernels are compiled in this process, and another could not run the module",
-)
+_ARCHS = ("sm90",)
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    return (*_device_reasons(device), *rules.not_supported_reasons(spec, device))
+    reasons = rules.not_supported_reasons(spec, compiled.find())
+    return (*_device_reasons(device), *reasons)
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The kernel and its scratch memory in bytes."""
-    call = call_of(spec)
-    packed = ", packed" if call.is_packed else ""
-    head_dim = f"head dim {call.head_dim}"
-    if call.head_dim_v != call.head_dim:
-        head_dim += f"/{call.head_dim_v}"
-    engine = f"FlashAttention-4 (fa4-jax {library.version()}), {head_dim}{packed}"
-    sequences = offsets_count(call) - 1 if call.is_packed else call.batch
-    workspace_bytes = kernels.workspace_bytes(call, sequences)
-    return Plan(engine, workspace_bytes, passes.copies_bytes(spec, call))
+    kernels = _kernels(spec)
+    head_dim = f"head dim {kernels.head_dim}"
+    if kernels.head_dim_v != kernels.head_dim:
+        head_dim += f"/{kernels.head_dim_v}"
+    engine = f"FlashAttention-4 ({compiled.find().versions}), {head_dim}"
+    query, key = (jax.ShapeDtypeStruct(spec.shape(x), spec.dtype) for x in ("query", "key"))
+    scratch = interval_calls.scratch_bytes(kernels, query, key) if spec.is_backward else 0
+    lists = lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
+    copies = padded_bytes(spec, kernels.head_dim, kernels.head_dim_v)
+    return Plan(engine, scratch, lists + copies)
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -59,27 +59,44 @@ def unusable_reason(device: Device) -> str:
 
 
 def version() -> tuple[str, str] | None:
-    found = library.version()
-    return None if found is None else (library.NAME, found)
+    library = compiled.find()
+    return (NAME, library.versions) if library.is_usable else None
 
 
 def library_lines() -> list[str]:
-    reason = library.unusable_reason()
-    return [reason.with_remedy if reason else f"{library.NAME}: {library.version()}"]
+    library = compiled.find()
+    if not library.is_usable:
+        return [library.unusable_reason]
+    return [f"{library.versions}: {compiled.names(library.sets)} ({library.path})"]
 
 
 def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    clear_rows.register()
-    return passes.forward(spec, call_of(spec), operands, kernels)
+    _register(device)
+    return passes.forward(spec, _tiles(spec), operands)
 
 
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    clear_rows.register()
-    return passes.backward(spec, call_of(spec), operands, kernels)
+    _register(device)
+    return passes.backward(spec, _tiles(spec), operands)
+
+
+def _kernels(spec: AttentionSpec) -> KernelSet:
+    found = kernels_for(spec, compiled.find())
+    assert found is not None  # or it would be a reason
+    return found
+
+
+def _tiles(spec: AttentionSpec) -> PlanTiles:
+    return tiles_of(_kernels(spec))
+
+
+def _register(device: Device) -> None:
+    if device.is_present:
+        compiled.register()
 
 
 def _device_reasons(device: Device) -> tuple[Reason, ...]:
@@ -88,15 +105,9 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
         return (device_reason("platform", device, why),)
     reasons: list[Reason] = []
     if device.arch not in _ARCHS:
-        why = f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}"
+        why = f"kernels are compiled for {' and '.join(_ARCHS)}, and this is {device}"
         reasons.append(device_reason("arch", device, why))
-    if why := library.unusable_reason():
-        reasons.append(why)
-    if not device.is_present:
-        why = "its kernels are compiled on the GPU that runs them, which is not present"
-        reasons.append(device_reason("absent", device, why))
-    elif _EXPORT.applies(device):
-        reasons.append(_EXPORT.reason(device))
-    elif not reasons and (why := library.loading_failure()):
-        reasons.append(library_reason("fa4/loading", why))
+    library = compiled.find()
+    if not library.is_usable:
+        reasons.append(library_reason("fa4/library", library.unusable_reason))
     return tuple(reasons)

@@ -1,49 +1,101 @@
-"""The calls that FlashAttention-4's kernels do not run, beside those of flash/rules.py."""
+"""The calls that FlashAttention-4's compiled kernels do not run, with every reason."""
 
 from __future__ import annotations
 
-from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.devices.device import Device
-from attn_dispatch.fa4 import library
-from attn_dispatch.flash import rules as flash_rules
-from attn_dispatch.flash.call import head_dim
-from attn_dispatch.reason import Reason, Rule, broken
+from dataclasses import dataclass
 
-_WIDEST_OF_SM100 = 128
+from attn_dispatch.call.features import unknown_features
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.fa4 import compiled
+from attn_dispatch.fa4.call import kernels_for, tiles_of
+from attn_dispatch.fa4.compiled import CompiledLibrary
+from attn_dispatch.reason import Reason, Rule, broken
+from attn_dispatch.semantics import interval_plan, interval_rules
+from attn_dispatch.semantics.common_rules import DTYPE, scale_remedy
+from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch.semantics.scaled_query import is_out_of_range
+
+FEATURES = (
+    "causality and windows",
+    "lengths",
+    "segment ids",
+    "cu_seqlens",
+    "mask_mod",
+    "the gradient of lse",
+)
+
 _MAX_BLOCKS = 65535
-"""The limit of a launch grid's second and third axes. These are heads and batch in the forward
-kernels and in the smaller backward kernels."""
+"""The limit of a launch grid's second and third axes, which count heads and batch rows."""
+
+
+@dataclass(frozen=True)
+class _KernelCall:
+    """A call, and the kernels that were compiled."""
+
+    spec: AttentionSpec
+    library: CompiledLibrary
 
 
 _RULES = (
     Rule[AttentionSpec](
         "fa4/batch_and_heads",
-        lambda s: not s.is_backward and max(s.batch, s.num_heads) > _MAX_BLOCKS,
+        lambda s: max(s.batch, s.num_heads) > _MAX_BLOCKS,
         f"batch and heads up to {_MAX_BLOCKS:,} each, got {{batch:,}} and {{heads:,}}",
         facts=lambda s: {"batch": s.batch, "heads": s.num_heads},
     ),
     Rule[AttentionSpec](
-        # With grouped heads, the backward pass accumulates the gradients of key and value in place,
-        # in two arrays of zeros. XLA shares one array for both, and does not copy it if it fuses a
-        # slice of an operand into the custom call, as in a scan over layers. Then both gradients
-        # are summed in one array.
-        "fa4/grouped_backward",
-        lambda s: s.is_backward and s.num_heads != s.num_kv_heads,
-        "the backward pass of {heads} heads on {kv_heads}: gradients of key and value are wrong in "
-        "programs that slice their arrays (fa4-jax 0.1.0)",
-        facts=lambda s: {"heads": s.num_heads, "kv_heads": s.num_kv_heads},
+        "fa4/scale",
+        is_out_of_range,
+        "scale {scale:g}: kernels multiply by it in float32, where it or its reciprocal is no "
+        "normal number",
+        scale_remedy,
+        facts=lambda s: {"scale": s.meaning.scale},
     ),
 )
 
-_WIDTH_OF_SM100 = Rule[AttentionSpec](
-    "fa4/head_dim_sm100",
-    lambda s: head_dim(s) > _WIDEST_OF_SM100,
-    f"head dims up to {_WIDEST_OF_SM100} on sm100, got {{width}} columns",
-    facts=lambda s: {"width": head_dim(s)},
+_UNKNOWN = Rule[AttentionSpec](
+    "fa4/unknown_intervals",
+    lambda s: not is_certain(s),
+    "a mask whose rows may have more than two ranges of keys, which only its arrays tell",
+    "compare s with numbers of the query in mask_mod, and pass max_segments with segment ids",
+)
+
+_COMPILED = Rule[_KernelCall](
+    "fa4/head_dim",
+    lambda c: kernels_for(c.spec, c.library) is None,
+    "kernels are compiled for {compiled}, got {width}/{width_v} {dtype}{grouped}",
+    facts=lambda c: {
+        "compiled": compiled.names(c.library.sets),
+        "width": c.spec.head_dim,
+        "width_v": c.spec.head_dim_v,
+        "dtype": c.spec.dtype,
+        "grouped": ", with grouped heads in the backward pass" if _is_grouped(c.spec) else "",
+    },
 )
 
 
-def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    """Every reason against a call, on a device that the kernels run on."""
-    rules = (_WIDTH_OF_SM100, *_RULES) if device.arch == "sm100" else _RULES
-    return (*flash_rules.not_supported_reasons(spec, library.NAME), *broken(rules, spec))
+def _is_grouped(spec: AttentionSpec) -> bool:
+    return spec.is_backward and spec.num_heads != spec.num_kv_heads
+
+
+def not_supported_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reason, ...]:
+    """Every reason against a call by these kernels, on a device that they run on."""
+    return (
+        *unknown_features(spec, FEATURES, "FlashAttention-4's compiled kernels have none"),
+        *broken((DTYPE, *_RULES), spec),
+        *_kernel_reasons(spec, library),
+    )
+
+
+def _kernel_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reason, ...]:
+    """The reasons against a call's mask and head dims."""
+    if reasons := interval_rules.not_supported_reasons(spec):
+        return reasons
+    if reasons := broken((_UNKNOWN,), spec):
+        return reasons
+    if not library.is_usable or DTYPE.applies(spec):
+        return ()  # which other reasons say
+    kernels = kernels_for(spec, library)
+    if kernels is None:
+        return broken((_COMPILED,), _KernelCall(spec, library))
+    return interval_plan.not_supported_reasons(spec, tiles_of(kernels))

@@ -40,7 +40,7 @@ _MULTIPROCESSORS = "multiProcessorCount"
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     generation = generation_of(device.arch)
-    reasons = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
+    reasons = rules.not_supported_reasons(spec, generation, device.arch)
     return (*_device_reasons(device), *reasons)
 
 
@@ -77,14 +77,14 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.forward(spec, _call(spec, device), operands, kernels)
+    return passes.forward(spec, _call(spec, device), operands)
 
 
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.backward(spec, _call(spec, device), operands, kernels)
+    return passes.backward(spec, _call(spec, device), operands)
 
 
 @lru_cache(maxsize=1)

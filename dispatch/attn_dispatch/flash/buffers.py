@@ -26,7 +26,7 @@ takes the fewest splits that keep 0.85 of what the best number of splits keeps b
 
 def forward_results(call: FlashCall) -> Shapes:
     """out, lse, and partial results of both if keys are split among blocks."""
-    out = jax.ShapeDtypeStruct((*_rows(call), call.num_heads, call.head_dim_v), call.dtype)
+    out = jax.ShapeDtypeStruct((*_rows(call), call.num_heads, call.head_dim), call.dtype)
     return [out, *_forward_scratch(call)]
 
 
@@ -37,7 +37,7 @@ def backward_results(call: FlashCall) -> Shapes:
     shapes = (
         (*_rows(call), call.num_heads, call.head_dim),
         (*keys, heads, call.head_dim),
-        (*keys, heads, call.head_dim_v),
+        (*keys, heads, call.head_dim),
     )
     return [*(jax.ShapeDtypeStruct(x, call.dtype) for x in shapes), *_backward_scratch(call)]
 
@@ -49,7 +49,7 @@ def scratch_bytes(call: FlashCall) -> int:
         return sum(map(_bytes, _forward_scratch(call))) - 4 * lse
     further = call.num_heads - call.num_kv_heads if call.generation is FA2 else 0
     rows = call.rows_kv * (1 if call.is_packed else call.batch)
-    gradients = 2 * rows * further * (call.head_dim + call.head_dim_v)
+    gradients = 4 * rows * further * call.head_dim
     return gradients + sum(map(_bytes, _backward_scratch(call)))
 
 

@@ -42,9 +42,7 @@ class FlashCall:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """The padded head dim of query and key."""
-    head_dim_v: int
-    """The padded head dim of value and output; the same, except for kernels that take fewer."""
+    """The padded head dim, the same for all arrays."""
     is_causal: bool
     window_left: int
     """Keys to the left of the diagonal that a query sees; -1 is open."""
@@ -76,7 +74,6 @@ def call_of(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=head_dim(spec),
-        head_dim_v=head_dim(spec),
         is_causal=(left, right) == (None, 0),
         window_left=-1 if left is None else left,
         window_right=-1 if right is None else right,
@@ -101,10 +98,10 @@ def needs_packing(spec: AttentionSpec) -> bool:
 
 def head_dim(spec: AttentionSpec) -> int:
     """The padded head dim, the same for all arrays."""
-    return round_up(max(spec.head_dim, columns_of_value(spec)), HEAD_DIM_MULTIPLE)
+    return round_up(max(spec.head_dim, _columns_of_value(spec)), HEAD_DIM_MULTIPLE)
 
 
-def columns_of_value(spec: AttentionSpec) -> int:
+def _columns_of_value(spec: AttentionSpec) -> int:
     """The columns that value needs, with those for the gradient of lse."""
     return spec.head_dim_v + (lse_grad.COLUMNS if spec.has("lse_grad") else 0)
 

@@ -1,17 +1,17 @@
-"""FlashAttention's forward and backward pass, for the kernels of any package.
+"""FlashAttention's forward and backward pass.
 
 They convert a call's operands to a kernel's arrays, and the kernel's results to the call's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.flash import kernels
 from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
 from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.clear_rows import flags_of
@@ -22,47 +22,27 @@ from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wider_arrays import padded_bytes
 
-Offsets = tuple[jax.Array, ...]
-"""Offsets of queries and of keys; empty if the call is not packed."""
 Results = tuple[jax.Array, ...]
 """The results of a call, in the order of its spec."""
-
-
-class Kernels(Protocol):
-    """The kernels of a package: flash/kernels.py and fa4/kernels.py."""
-
-    def forward(
-        self, call: FlashCall, qkv: Sequence[jax.Array], offsets: Offsets, scale: float
-    ) -> tuple[jax.Array, jax.Array]:
-        """out and lse: [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
-        ...
-
-    def backward(
-        self, call: FlashCall, operands: Sequence[jax.Array], offsets: Offsets, scale: float
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The gradients of query, key and value, from (out_grad, query, key, value, out, lse)."""
-        ...
 
 
 def copies_bytes(spec: AttentionSpec, call: FlashCall) -> int:
     """Bytes of copies of arrays and gradients, for padded head dims or gaps between batch rows."""
     if not call.gap:
-        return padded_bytes(spec, call.head_dim, call.head_dim_v)
+        return padded_bytes(spec, call.head_dim, call.head_dim)
     queries, keys = call.rows_q * call.num_heads, call.rows_kv * call.num_kv_heads
     times = 2 if call.backward else 1
-    return 2 * times * (queries + keys) * (call.head_dim + call.head_dim_v)
+    return 4 * times * (queries + keys) * call.head_dim
 
 
-def forward(
-    spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
-) -> Results:
+def forward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array]) -> Results:
     sequences = Sequences.of(spec, call, operands)
     real = sequences.real_queries
     qkv = (
         # A score in padding is masked, even NaN: only value can carry NaN from there.
         to_kernel(call, scaled_query(spec, operands["query"]), None, call.head_dim),
         to_kernel(call, operands["key"], None, call.head_dim),
-        to_kernel(call, operands["value"], sequences.real_keys, call.head_dim_v),
+        to_kernel(call, operands["value"], sequences.real_keys, call.head_dim),
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
     flags = None if real is None else flags_of(spec, operands, real)
@@ -75,9 +55,7 @@ def forward(
     return tuple(found.values())
 
 
-def backward(
-    spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
-) -> Results:
+def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array]) -> Results:
     sequences = Sequences.of(spec, call, operands)
     of_queries, of_keys = sequences.real_queries, sequences.real_keys
     out, out_grad = operands["out"], operands["out_grad"]
@@ -88,11 +66,11 @@ def backward(
         # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     arrays = (
-        to_kernel(call, out_grad, of_queries, call.head_dim_v),
+        to_kernel(call, out_grad, of_queries, call.head_dim),
         to_kernel(call, scaled_query(spec, operands["query"]), of_queries, call.head_dim),
         to_kernel(call, operands["key"], of_keys, call.head_dim),
-        to_kernel(call, operands["value"], of_keys, call.head_dim_v),
-        to_kernel(call, out, None, call.head_dim_v),
+        to_kernel(call, operands["value"], of_keys, call.head_dim),
+        to_kernel(call, out, None, call.head_dim),
         lse_to_kernel(call, lse),
     )
     dq, dk, dv = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.flash import library
 from attn_dispatch.flash.call import (
     band_from_the_end,
     call_of,
@@ -13,7 +14,7 @@ from attn_dispatch.flash.call import (
     needs_packing,
     offsets_count,
 )
-from attn_dispatch.flash.generations import FA3, Generation
+from attn_dispatch.flash.generations import Generation
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS, scale_remedy
 from attn_dispatch.semantics.scaled_query import is_out_of_range
@@ -63,10 +64,10 @@ class _KernelCall:
 
 
 def not_supported_reasons(
-    spec: AttentionSpec, package: str, generation: Generation = FA3, arch: str = ""
+    spec: AttentionSpec, generation: Generation, arch: str
 ) -> tuple[Reason, ...]:
-    """Every reason against a call with this package's kernels, on a device that they run on."""
-    unknown = unknown_features(spec, FEATURES, f"{package}'s kernels have none")
+    """Every reason against a call by the kernels of a generation on this arch."""
+    unknown = unknown_features(spec, FEATURES, f"{library.NAME}'s kernels have none")
     call = _KernelCall(spec, generation, arch)
     return (
         *unknown,
