@@ -8,6 +8,7 @@
 
 #include "buffers.h"
 #include "cudnn_scope.h"
+#include "fa4/module_functions.h"
 #include "handlers.h"
 #include "library.h"
 #include "plan.h"
@@ -15,9 +16,6 @@
 #include "python_module.h"
 #include "spec.h"
 #include "status.h"
-#ifdef ATTN_DISPATCH_FA4
-#include "fa4/module_functions.h"
-#endif
 
 namespace py = pybind11;
 using namespace attn_dispatch;
@@ -213,9 +211,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "ffi_state_type", [] { return capsules(ffi_state_type()); },
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
-#ifdef ATTN_DISPATCH_FA4
   add_fa4_functions(m);
-#endif
   m.def("set_local_devices", &set_local_devices, py::arg("ordinals"),
         "Set the driver's ordinals of the devices that JAX uses in this process.");
 
