@@ -84,8 +84,8 @@ def linker(folder: Path) -> Path:
 _OUTSIDE = """\
 #!{python}
 import pathlib, sys
-assert sys.argv[1:3] == ["-m", "venv"], sys.argv
-inside = pathlib.Path(sys.argv[3], "bin", "python")
+assert sys.argv[1:4] == ["-I", "-m", "venv"], sys.argv
+inside = pathlib.Path(sys.argv[4], "bin", "python")
 inside.parent.mkdir(parents=True)
 inside.write_text({inside!r})
 inside.chmod(0o755)
@@ -94,17 +94,23 @@ inside.chmod(0o755)
 _INSIDE = """\
 #!{python}
 import json, os, pathlib, sys
-given, log = sys.argv[1:], pathlib.Path({log!r})
+assert sys.argv[1] == "-I", sys.argv
+given, log = sys.argv[2:], pathlib.Path({log!r})
 failing = pathlib.Path(str(log) + ".failing")
-what = json.loads(given[3])["name"] if given[0] == "-I" else given[-1]
+is_pip = given[:3] == ["-m", "pip", "install"]
+what = given[-1] if is_pip else json.loads(given[2])["name"]
 with log.open("a") as file:
     file.write(what + "\\n")
 if failing.exists() and failing.read_text() in what:
     sys.exit("it went wrong")
-if given[0] == "-I":
+if not is_pip:
     os.environ["PYTHONPATH"] = {path!r}
-    os.execv({python!r}, [{python!r}, "-m", "tests.support.fa4_stand_in", *given[2:]])
-assert given[:3] == ["-m", "pip", "install"], given
+    os.execv({python!r}, [{python!r}, "-m", "tests.support.fa4_stand_in", *given[1:]])
+if what.startswith("fa4-jax=="):
+    packages = pathlib.Path(sys.argv[0]).parents[1] / "lib" / "python3.12" / "site-packages"
+    licences = packages / (what.replace("-", "_").replace("==", "-") + ".dist-info") / "licenses"
+    licences.mkdir(parents=True)
+    (licences / "LICENSE").write_text("a licence")
 """
 
 

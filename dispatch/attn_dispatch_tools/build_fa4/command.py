@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> None:
     """Build the library. A failure ends the process with a message."""
     try:
         sets = chosen(args.sets)
-        library = args.out / fa4_folder.LIBRARY if args.out else fa4_folder.library()
+        library = args.out / fa4_folder.LIBRARY if args.out else fa4_folder.target()
         folder = made_folder(library.parent).resolve()
         build(folder / library.name, sets, args.jobs or default_jobs(), args.python)
     except (BuildError, OSError, ValueError) as error:

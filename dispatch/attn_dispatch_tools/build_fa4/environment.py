@@ -50,12 +50,26 @@ def made(cache: Path, python: str | None = None) -> Path:
         return inside
     outside = python or _suitable_python()
     shutil.rmtree(folder, ignore_errors=True)
-    run([outside, "-m", "venv", folder], what=f"{outside} -m venv", seconds=_INSTALL_SECONDS)
-    pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # -I: a build of a wheel has a PYTHONPATH with packages for another Python.
+    run([outside, "-I", "-m", "venv", folder], what=f"{outside} -m venv", seconds=_INSTALL_SECONDS)
+    pip = [inside, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for arguments in ([COMPILER, _INTERFACE], ["--no-deps", SOURCES]):
         run([*pip, *arguments], what=f"pip install {arguments[-1]}", seconds=_INSTALL_SECONDS)
     (folder / _COMPLETE).write_text(requirements)
     return inside
+
+
+def licences(inside: Path) -> list[Path]:
+    """The licence files of the kernels' sources, which accompany compiled kernels.
+
+    Args:
+      inside: the Python of the environment that has the sources.
+    """
+    name = SOURCES.replace("-", "_").replace("==", "-")
+    pattern = f"lib/python*/site-packages/{name}.dist-info/licenses/*"
+    if found := sorted(inside.parents[1].glob(pattern)):
+        return found
+    raise BuildError(f"there are no licences of {SOURCES} in {inside.parents[1]}; delete it")
 
 
 def _suitable_python() -> str:

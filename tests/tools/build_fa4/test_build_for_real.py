@@ -1,6 +1,6 @@
-"""A real build of two sets of FlashAttention-4's kernels, which needs no GPU.
+"""Real builds of FlashAttention-4's kernels, which need no GPU: two sets, and a wheel with all.
 
-The compiler's download is 325 MB, and the build takes a minute or two. It runs if
+The compiler's download is 325 MB, and the builds take some minutes. They run if
 ATTN_DISPATCH_TEST_BUILD_FA4 names a folder, in which both stay for the next time.
 """
 
@@ -10,6 +10,9 @@ import os
 import re
 import struct
 import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from attn_dispatch.fa4 import compiled
 from attn_dispatch_tools.build_fa4 import command, environment
 from attn_dispatch_tools.build_fa4.sets import SETS
 from tests.support import fa4_emulated
+from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("ATTN_DISPATCH_TEST_BUILD_FA4"),
@@ -30,14 +34,38 @@ _EM_CUDA = 190
 
 
 @pytest.fixture(scope="module")
-def library():
-    folder = Path(os.environ["ATTN_DISPATCH_TEST_BUILD_FA4"])
+def folder():
+    """The folder to build in, in which the cache is as well."""
+    folder = Path(os.environ["ATTN_DISPATCH_TEST_BUILD_FA4"]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command.fa4_folder, "cache", lambda: folder / "cache")
-        path = folder / command.fa4_folder.LIBRARY
-        command.build(path, _CHOSEN, command.default_jobs())
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def library(folder):
+    path = folder / command.fa4_folder.LIBRARY
+    command.build(path, _CHOSEN, command.default_jobs())
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(folder):
+    """The wheel of `ATTN_DISPATCH_CUDA=1 ATTN_DISPATCH_FA4=1 pip wheel .`."""
+    variables = {"ATTN_DISPATCH_CUDA": "1", "ATTN_DISPATCH_FA4": "1"}
+    oldest = Path(sys.prefix, "oldest-jaxlib", "jaxlib", "include")
+    if oldest.exists():
+        variables["ATTN_DISPATCH_INCLUDE"] = str(oldest)
+    with tempfile.TemporaryDirectory(dir=folder) as built:
+        pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", built]
+        command = [*pip, "--config-settings", f"build-dir={folder / 'wheel'}", str(ROOT)]
+        environment = os.environ | variables
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (path,) = Path(built).glob("*.whl")
+        with zipfile.ZipFile(path) as opened:
+            yield opened
 
 
 def _output(*arguments: str) -> str:
@@ -68,6 +96,19 @@ def test_device_code_is_for_sm90_and_runs_with_cuda_12(library):
     assert {x[8] for x in cubins} == {7}
     flags = {struct.unpack_from("<I", x, 48)[0] & 0xFF for x in cubins}
     assert flags == {90}
+
+
+def test_a_wheel_has_all_kernels_and_the_licences_of_their_sources(wheel, tmp_path):
+    names = wheel.namelist()
+    inside = f"attn_dispatch/{command.fa4_folder.LIBRARY}"
+    assert inside in names
+    assert [x for x in names if re.match(r"attn_dispatch/_cuda\..*so", x)]
+    licences = sorted(x.partition("/licenses/")[2] for x in names if "/licenses/" in x)
+    of_sources = ("LICENSE", "LICENSE.flash-attention", "LICENSE.quack")
+    assert licences == ["LICENSE", *(f"fa4-jax/{x}" for x in of_sources)]
+    library = Path(wheel.extract(inside, tmp_path))
+    symbols = _output("strings", "-n", "8", str(library)).split()
+    assert {*SETS} <= {*symbols}
 
 
 def test_the_handlers_load_it(library):
