@@ -92,7 +92,7 @@ def masks_of(tokens: int) -> dict[str, Mask]:
     images = Mask(image=tokens // 8)
     return {
         "causal": Mask(),
-        "window 4096, 64 sinks": Mask(window=4096, sinks=64),
+        "window 4096 and 64 sinks": Mask(window=4096, sinks=64),
         "prefix": Mask(prefix=tokens // 4),
         "8 documents": Mask(documents=8),
         "images": replace(images, has_ends=True),
