@@ -256,7 +256,7 @@ def test_only_the_listed_files_use_any():
 
 
 _ANY_IN_TOOLS = {
-    "bench": (50, "other packages' modules, compiled programs, and the JSON of reports"),
+    "bench": (48, "other packages' modules, compiled programs, and the JSON of reports"),
     "pictures": (16, "arguments under names that options give, and Matplotlib"),
     "reports": (4, "the JSON of a report, Matplotlib, and CUDA's devices"),
     "terminal": (3, "argparse's subparsers, and rich's bar, which need not be installed"),

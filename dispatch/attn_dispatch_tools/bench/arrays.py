@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.mask_shares import group_ends
 
 Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """query, key, value and the gradient of the output."""
@@ -47,6 +48,26 @@ class CellArrays:
     def lengths(self) -> jax.Array:
         """The documents' lengths, int32 [documents]."""
         return jnp.asarray(self.cell.lengths, jnp.int32)
+
+    @cached_property
+    def mask_groups(self) -> jax.Array:
+        """For a cell with a mask: the document or the image of each position, int32 [rows]."""
+        assert self.cell.mask is not None
+        return jnp.asarray(self.cell.mask.groups(self.cell.seq_len), jnp.int32)
+
+    @cached_property
+    def mask_ends(self) -> tuple[jax.Array, jax.Array]:
+        """For a cell with a mask: the first key of each query's image and its end, int32 [rows]."""
+        assert self.cell.mask is not None
+        first, end = group_ends(self.cell.mask, self.cell.seq_len)
+        return jnp.asarray(first, jnp.int32), jnp.asarray(end, jnp.int32)
+
+    @cached_property
+    def dense_mask(self) -> jax.Array:
+        """For a cell with a mask: all of its pairs, bool [1, 1, rows, rows]."""
+        assert self.cell.mask is not None
+        t = jnp.arange(self.cell.seq_len, dtype=jnp.int32)
+        return jax.jit(self.cell.mask.function())(t[:, None], t[None], self.mask_groups)[None, None]
 
     def without_padding(self, results: Sequence[jax.Array], layout: str) -> list[jax.Array]:
         """Results as [rows, heads, dim], in the order that all layouts share."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from attn_dispatch_tools.bench.mask_shares import Shares, seen, shares
+from attn_dispatch_tools.bench.masks import Mask
+
 BACKWARD_OVER_FORWARD = 2.5
 """How many forward passes a backward pass costs: 5 matrix products (one computes the scores again)
 to 2. This is FlashAttention's convention. It is also used if value is narrower than query."""
@@ -15,6 +18,9 @@ WORK = {
     "forward_backward": 1.0 + BACKWARD_OVER_FORWARD,
 }
 """How many forward passes each direction costs."""
+
+DENSE_CAUSAL = "dense causal: flash"
+"""The peer by whose time those of masks are divided. It computes a causal call without the mask."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Cell:
     lengths: tuple[int, ...] = ()
     longest: int = 0
     """For packed sequences: the longest that callers declare; also the padded batch's length."""
+    mask: Mask | None = None
+    """What the call's mask is; the fields above do not describe it."""
 
     @property
     def label(self) -> str:
@@ -53,6 +61,8 @@ class Cell:
     @property
     def pairs(self) -> float:
         """The number of pairs of a query and a key in one head that count; causality halves it."""
+        if self.mask is not None:
+            return float(self.batch * seen(self.mask, self.seq_len).pairs)
         lengths = self.lengths or (self.seq_len,) * self.batch
         return float(sum(map(self._pairs_of, lengths)))
 
@@ -68,16 +78,27 @@ class Cell:
         """The operations of "forward", "backward" or "forward_backward"."""
         return WORK[direction] * self.forward_flops
 
+    @property
+    def shares(self) -> Shares | None:
+        """What the mask leaves of a causal call; None without one."""
+        return None if self.mask is None else shares(self.mask, self.seq_len)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
+        facts = asdict(self) | {
             "lengths": list(self.lengths), "name": self.name, "forward_flops": self.forward_flops
         }  # fmt: skip
+        if self.shares is None:
+            del facts["mask"]
+        else:
+            facts["shares"] = asdict(self.shares)
+        return facts
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cell:
-        known: dict[str, Any] = {x.name: data[x.name] for x in fields(cls)}
+        known: dict[str, Any] = {x.name: data[x.name] for x in fields(cls) if x.name != "mask"}
         known["lengths"] = tuple(known["lengths"])
-        return cls(**known)
+        mask = data.get("mask")
+        return cls(**known, mask=None if mask is None else Mask(**mask))
 
     def _pairs_of(self, length: int) -> float:
         if self.window is not None and self.window < length:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import itertools
 import sys
 import time
@@ -25,6 +24,7 @@ from attn_dispatch_tools.reports.environment import file_name
 from attn_dispatch_tools.reports.html_page import NO_MATPLOTLIB, page
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.name_patterns import matches
 from attn_dispatch_tools.terminal.number_arguments import positive
 
 _DESCRIPTION = """\
@@ -38,6 +38,7 @@ and a table from such files.
 _EXAMPLES = (
     "attn-dispatch bench --out results",
     "attn-dispatch bench --grid dense --cells 'd128*' --peer ours --peer 'jax.nn*'",
+    "attn-dispatch bench --grid masks --peer 'ours*' --peer 'dense*' --peer 'torch: flex'",
     "attn-dispatch bench --plot results/bench.json --out plots",
 )
 
@@ -54,8 +55,9 @@ def add_parser(commands: Commands, help: str) -> None:
         help=f"{', '.join(GRIDS)}; may be repeated (default: all, in this order)",
     )  # fmt: skip
     parser.add_argument(
-        "--cells", metavar="GLOB", default="*", help="only cells named like this: 'd128*16k'"
-    )
+        "--cells", action="append", metavar="GLOB",
+        help="only cells named like this: 'd128*16k'; may be repeated",
+    )  # fmt: skip
     parser.add_argument(
         "--peer", action="append", metavar="GLOB", dest="peers",
         help="only peers named like this: 'ours*'; may be repeated",
@@ -179,11 +181,12 @@ def _plots_module() -> ModuleType:
 
 
 def _cells(args: argparse.Namespace) -> list[Cell]:
-    grids = dict.fromkeys(args.grids or GRIDS)
-    cells = [x for grid in grids for x in GRIDS[grid] if fnmatch.fnmatchcase(x.name, args.cells)]
-    if not cells:
-        raise ValueError(f"no cell of {', '.join(grids)} is named like {args.cells!r}")
-    return cells
+    grids, patterns = dict.fromkeys(args.grids or GRIDS), args.cells or ["*"]
+    for pattern in patterns:
+        if not any(matches(x.name, pattern) for grid in grids for x in GRIDS[grid]):
+            raise ValueError(f"no cell of {', '.join(grids)} is named like {pattern!r}")
+    cells = [x for grid in grids for x in GRIDS[grid]]
+    return [x for x in cells if any(matches(x.name, pattern) for pattern in patterns)]
 
 
 def _unused(path: Path) -> Path:

@@ -6,8 +6,10 @@ In each grid the most informative cells come first, because a time limit may sto
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.masks import Mask
 
 _TOKENS = 16384
 _LENGTHS = (8192, 2048, 16384, 4096, 1024, 512)
@@ -82,6 +84,33 @@ def _long() -> Iterator[Cell]:
         yield Cell("long", "d128 causal, long", 1, seq_len, 16, 16, 128, 128)
 
 
+MASK_LENGTHS = (32768, 8192)
+
+
+def masks_of(tokens: int) -> dict[str, Mask]:
+    """The masks of the grid "masks", which leave 4 to 106 % of a causal call's tiles."""
+    images = Mask(image=tokens // 8)
+    return {
+        "causal": Mask(),
+        "window 4096 and 64 sinks": Mask(window=4096, sinks=64),
+        "prefix": Mask(prefix=tokens // 4),
+        "8 documents": Mask(documents=8),
+        "images": replace(images, has_ends=True),
+        "window 4096": Mask(window=4096),
+        "2 chunks": Mask(chunk=tokens // 2),
+        "window 1024": Mask(window=1024),
+        "32 uneven documents": Mask(documents=32, is_uneven=True),
+        "images by number": images,
+    }
+
+
+def _masks() -> Iterator[Cell]:
+    """Masks that leave few and many tiles."""
+    for seq_len in MASK_LENGTHS:
+        for name, mask in masks_of(seq_len).items():
+            yield Cell("masks", name, 1, seq_len, 32, 8, 128, 128, mask=mask)
+
+
 GRIDS: dict[str, tuple[Cell, ...]] = {
     "small": tuple(_small()),
     "gqa": tuple(_gqa()),
@@ -91,5 +120,6 @@ GRIDS: dict[str, tuple[Cell, ...]] = {
     "d192": tuple(_d192()),
     "dense": tuple(_dense()),
     "long": tuple(_long()),
+    "masks": tuple(_masks()),
 }
 assert all(sum(lengths) == _TOKENS for lengths, _ in MIXES.values())

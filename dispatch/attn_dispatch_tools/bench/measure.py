@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.core.tuning.timing import orders, turns
 from attn_dispatch_tools.bench.arrays import CellArrays
-from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.cells import DENSE_CAUSAL, Cell
 from attn_dispatch_tools.bench.peers.peer import MeasuredProgram, Peer, first_line
 
 MAX_DIFFERENCE = 0.1
@@ -63,6 +63,8 @@ def measure(
     - device_us: the time for which a call keeps the device busy, or None and a "device_reason".
     - tflops: computed from the median; device_tflops from device_us.
     - memory_bytes, first_call_ms: see `MeasuredProgram`.
+    - over_dense, in cells with a mask: the wall time divided by the mask's share of tiles and by
+      the time of the peer `DENSE_CAUSAL`. 1 is dense attention's speed on the tiles that are seen.
     - difference: the difference from the first peer's results, as a share of the largest number.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -94,6 +96,7 @@ def measure(
             }
     expected = None
     _add_times(found, programs, cell.flops(direction), options)
+    _add_over_dense(found, cell)
     for peer in peers:
         _release(peer)
     return found
@@ -122,6 +125,17 @@ def _add_times(
             "rounds": len(times[name]),
             "tflops": flops / median / 1e12,
         } | _device(guarded.program, median, flops, options)
+
+
+def _add_over_dense(found: dict[str, dict[str, Any]], cell: Cell) -> None:
+    shares, dense = cell.shares, found.get(DENSE_CAUSAL, {}).get("wall_us")
+    if shares is None or dense is None:
+        return
+    for key in ("tflops", "device_tflops"):
+        found[DENSE_CAUSAL].pop(key, None)  # it computes more than the cell
+    for name, row in found.items():
+        if "wall_us" in row and name != DENSE_CAUSAL:
+            row["over_dense"] = row["wall_us"]["median"] / (shares.tiles * dense["median"])
 
 
 def _device(

@@ -7,47 +7,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
+from attn_dispatch_tools.bench import mask_plot
+from attn_dispatch_tools.bench.markdown import TITLES
+from attn_dispatch_tools.bench.plot_frame import add_title, colours_of
 from attn_dispatch_tools.bench.report import CellResults, Report
-from attn_dispatch_tools.bench.table import IN_MICROSECONDS, TITLES, in_order
+from attn_dispatch_tools.bench.table import IN_MICROSECONDS, in_order
 from attn_dispatch_tools.reports.plot_style import STYLE
 
-_COLOURS = {
-    "ours": "#c8102e",
-    "ours: cudnn": "#e98a95",
-    "ours: flash": "#f4b9bf",
-    "ours: segment ids": "#e2711d",
-    "ours: padded": "#f3b884",
-    "jax.nn: cudnn": "#1f5fa8",
-    "jax.nn: xla": "#9cc3e6",
-    "dew-flash-attn": "#2a8c4a",
-    "fa4-jax": "#6b3fa0",
-    "flash_attn3_jax": "#b79fd9",
-    "tokamax": "#149a9a",
-    "torch: cudnn": "#55585c",
-    "torch: flash": "#a9adb3",
-}
-_OTHER_COLOURS = ("#8c6d31", "#ce6dbd", "#637939", "#d6a62c")
 _MIN_LENGTHS = 3
 """The fewest lengths for a line plot. For fewer, the bars show as much."""
-_LEGEND_COLUMNS = 3
-"""So few that a phone, which shows the left half of a plot, shows the whole legend."""
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
     """Write the plots of a report as SVG files into a folder, and return their paths.
 
     Each family of a grid has a bar plot, and a line plot if it has several lengths. The grid "long"
-    also has a plot of memory against length.
+    also has a plot of memory against length. Masks have a plot of time against share of tiles.
     """
-    colours = _colours(report.peers)
+    colours = colours_of(report.peers)
     written: list[Path] = []
 
     def keep(figure: Figure, name: str) -> None:
@@ -56,6 +39,8 @@ def draw(report: Report, folder: Path) -> list[Path]:
         written.append(path)
 
     with matplotlib.rc_context(STYLE):
+        if figure := mask_plot.draw(report, colours):
+            keep(figure, "masks")
         for grid, name, cells in _families(report):
             if figure := _bars(report, grid, name, cells, colours):
                 keep(figure, f"bars-{grid}-{name}" if name else f"bars-{grid}")
@@ -75,7 +60,7 @@ def _families(report: Report) -> list[tuple[str, str, list[CellResults]]]:
     """(grid, family, cells by length) of each plot. A grid of few cells has one plot for all of its
     families, whose family is ""."""
     found: dict[tuple[str, str], list[CellResults]] = {}
-    for x in in_order(report.cells):
+    for x in in_order([x for x in report.cells if x.cell.mask is None]):
         is_one = x.cell.grid in IN_MICROSECONDS or x.cell.grid == "window"
         found.setdefault((x.cell.grid, "" if is_one else x.cell.family), []).append(x)
     return [(grid, family, cells) for (grid, family), cells in found.items()]
@@ -105,7 +90,7 @@ def _bars(
             if j == 0:
                 axes.set_ylabel("µs (less is better)" if is_time else "TFLOP/s")
                 axes.set_title(TITLES[direction], loc="left", fontsize=10, color="#40454d")
-    _title(figure, report, f"{grid}: {family}" if family else grid, shown, colours)
+    add_title(figure, report, f"{grid}: {family}" if family else grid, shown, colours)
     return figure
 
 
@@ -176,31 +161,8 @@ def _lines(
         axes.set_ylabel(unit)
         axes.set_title(TITLES[direction], loc="left", fontsize=10, color="#40454d")
     title = f"{family}: memory of results and temporaries" if is_memory else family
-    _title(figure, report, title, shown, colours)
+    add_title(figure, report, title, shown, colours)
     return figure
-
-
-def _title(
-    figure: Figure, report: Report, title: str, shown: Sequence[str], colours: dict[str, str]
-) -> None:
-    """Make room at the top for the title, what was measured on, and the legend."""
-    facts = report.environment
-    versions = f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}, bfloat16"
-    legend_height = 0.19 * -(-len(shown) // _LEGEND_COLUMNS)
-    height = figure.get_figheight() + legend_height
-    figure.set_figheight(height)
-    figure.tight_layout(h_pad=1.6, rect=(0, 0, 1, 1 - (0.55 + legend_height) / height))
-    figure.text(0.01, 1.0, title, fontsize=13, fontweight="bold", ha="left", va="top")
-    below = 1 - 0.27 / height
-    figure.text(0.01, below, versions[:120], fontsize=9, color="#5b616b", ha="left", va="top")
-    legend = figure.legend(
-        handles=[Patch(color=colours[x], label=x) for x in shown], ncols=_LEGEND_COLUMNS,
-        loc="upper left", bbox_to_anchor=(0.01, 1 - 0.5 / height), borderaxespad=0, borderpad=0,
-        handlelength=1.4, columnspacing=1.4, frameon=False, fontsize=9,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        if text.get_text() == "ours":
-            text.set_fontweight("bold")
 
 
 def _directions(
@@ -233,8 +195,3 @@ def _short(value: float) -> str:
 
 def _length(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
-
-
-def _colours(peers: Sequence[str]) -> dict[str, str]:
-    others = cycle(_OTHER_COLOURS)
-    return {name: _COLOURS.get(name) or next(others) for name in peers}

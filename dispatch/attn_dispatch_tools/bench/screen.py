@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from attn_dispatch_tools.bench.cells import DENSE_CAUSAL
 from attn_dispatch_tools.bench.report import CellResults, Report
 from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.progress import progress
@@ -19,15 +20,16 @@ def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
 
 
 def summary_line(found: CellResults) -> str:
-    """One line with the TFLOP/s of each peer, with a slash between directions."""
+    """One line with the TFLOP/s of each peer, with a slash between directions.
+
+    For a mask it has times, and in brackets `over_dense` (measure.py).
+    """
     names: dict[str, None] = {}
     for results in found.results.values():
         names |= dict.fromkeys(results)
-    parts = []
-    for name in names:
-        values = [found.value(direction, name, "tflops") for direction in found.results]
-        parts.append(f"{name} " + "/".join("-" if x is None else _short(x) for x in values))
-    return f"{found.cell.grid}: {found.cell.name}: {', '.join(parts)} TFLOP/s"
+    entry, unit = (_speed, "TFLOP/s") if found.cell.mask is None else (_mask_time, "µs")
+    parts = [f"{x} " + "/".join(entry(found, y, x) for y in found.results) for x in names]
+    return f"{found.cell.grid}: {found.cell.name}: {', '.join(parts)} {unit}"
 
 
 def show(report: Report) -> None:
@@ -47,12 +49,24 @@ def show(report: Report) -> None:
 
 def _fastest(found: CellResults, direction: str) -> str | None:
     times = {x: _time(found, direction, x) for x in found.results.get(direction, {})}
-    known = {x: y for x, y in times.items() if y}
+    known = {x: y for x, y in times.items() if y and x != DENSE_CAUSAL}
     return min(known, key=lambda x: known[x]) if known else None
 
 
 def _time(found: CellResults, direction: str, peer: str) -> float | None:
     return found.value(direction, peer, "wall_us", "median")
+
+
+def _speed(found: CellResults, direction: str, peer: str) -> str:
+    tflops = found.value(direction, peer, "tflops")
+    return "-" if tflops is None else _short(tflops)
+
+
+def _mask_time(found: CellResults, direction: str, peer: str) -> str:
+    us, ratio = _time(found, direction, peer), found.value(direction, peer, "over_dense")
+    if us is None:
+        return "-"
+    return f"{us:.0f}" if ratio is None else f"{us:.0f} ({ratio:.2f})"
 
 
 def _short(tflops: float) -> str:

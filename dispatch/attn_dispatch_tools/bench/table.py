@@ -5,13 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from attn_dispatch_tools.bench import mask_table
+from attn_dispatch_tools.bench.markdown import TITLES, number, table_lines
 from attn_dispatch_tools.bench.report import CellResults, Report
 
-TITLES = {
-    "forward": "forward",
-    "backward": "backward alone",
-    "forward_backward": "forward and backward",
-}
 IN_MICROSECONDS = ("small", "packed")
 """The grids whose numbers are times, because TFLOP/s say little about tiny calls, or about packed
 sequences that some peers pad."""
@@ -33,7 +30,8 @@ def markdown(report: Report) -> str:
         lines += [
             f"Stopped ({report.stopped}) with {len(report.not_measured)} cells not measured.", ""
         ]  # fmt: skip
-    grids = dict.fromkeys(x.cell.grid for x in report.cells)
+    grids = dict.fromkeys(x.cell.grid for x in report.cells if x.cell.mask is None)
+    lines += mask_table.lines(report)
     for grid in grids:
         cells = [x for x in report.cells if x.cell.grid == grid]
         for direction in TITLES:
@@ -75,9 +73,9 @@ def _table(
         values = [found.value(direction, name, *keys) for name in shown]
         known = [x for x in values if x is not None]
         best = (min if is_time else max)(known) if known else None
-        rows.append([found.cell.name, *(_number(x, x == best) for x in values)])
+        rows.append([found.cell.name, *(number(x, x == best) for x in values)])
     unit = ("µs" if is_time else "TFLOP/s") + (" of device time" if is_device else "")
-    return [f"## {grid}, {TITLES[direction]}, {unit}", "", *_lines(["", *shown], rows), ""]
+    return [f"## {grid}, {TITLES[direction]}, {unit}", "", *table_lines(["", *shown], rows), ""]
 
 
 def _memory(report: Report) -> list[str]:
@@ -88,7 +86,7 @@ def _memory(report: Report) -> list[str]:
     if not rows:
         return []
     title = "## Memory of results and temporaries, forward and backward, MiB"
-    return [title, "", *_lines(["", *report.peers], rows), ""]
+    return [title, "", *table_lines(["", *report.peers], rows), ""]
 
 
 def _first_calls(report: Report) -> list[str]:
@@ -100,11 +98,11 @@ def _first_calls(report: Report) -> list[str]:
         ]
         known = [[x for x in values if x is not None] for values in totals]
         if any(known):
-            rows.append([title, *(_number(statistics.median(x) if x else None) for x in known)])
+            rows.append([title, *(number(statistics.median(x) if x else None) for x in known)])
     if not rows:
         return []
     title = "## First call of a new shape, from tracing to its result, ms; median of the cells"
-    return [title, "", *_lines(["", *report.peers], rows), ""]
+    return [title, "", *table_lines(["", *report.peers], rows), ""]
 
 
 def _peak(found: CellResults, peer: str) -> float | None:
@@ -126,20 +124,6 @@ def _reasons(report: Report) -> list[str]:
         more = f" and {len(where) - 1} more" if len(where) > 1 else ""
         lines.append(f"- {name}: {_escaped(reason)} ({where[0]}{more})")
     return [*lines, ""]
-
-
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    ruler = "|".join(["---", *["---:"] * (len(head) - 1)])
-    return [f"| {' | '.join(x)} |" for x in (head,)] + [f"|{ruler}|"] + [
-        f"| {' | '.join(x)} |" for x in rows
-    ]  # fmt: skip
-
-
-def _number(value: float | None, is_best: bool = False) -> str:
-    if value is None:
-        return "-"
-    text = f"{value:.0f}" if value >= 10 else f"{value:.2g}"
-    return f"**{text}**" if is_best else text
 
 
 def _mib(value: float | None) -> str:

@@ -147,3 +147,12 @@ def test_help_names_options_and_grids(capsys):
 def test_a_pattern_that_takes_minutes_to_parse_matches_no_peer():
     with pytest.raises(ValueError, match="expected a pattern for"):
         named(["[" * 100_000], all_peers())
+
+
+def test_cells_may_be_named_by_several_patterns(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(GRIDS, "small", (TINY, WINDOW, replace(TINY, family="d16 causal")))
+    words = "--grid small --peer ours --rounds 1 --seconds 0.0001 --out".split()
+    status, out, _ = bench(capsys, *words, str(tmp_path), "--cells", "tiny*", "--cells", "d16*")
+    assert status == 0 and "[1/2] window: tiny window" in out and "[2/2] tiny: d16" in out
+    status, _, _ = bench(capsys, *words, str(tmp_path), "--cells", "tiny*", "--cells", "no*")
+    assert "is named like 'no*'" in str(status)

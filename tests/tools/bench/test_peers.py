@@ -141,7 +141,7 @@ def test_torch_is_measured_in_another_process(tmp_path):
         script = tmp_path / "python"
         script.write_text(text)
         script.chmod(0o755)
-        peer, _ = torch_sdpa.peers(str(script))
+        peer, *_ = torch_sdpa.peers(str(script))
         assert peer.absent().startswith(reason)
         peer.close()
     script.write_text(
@@ -151,7 +151,7 @@ def test_torch_is_measured_in_another_process(tmp_path):
         "read x; echo '{\"seconds\": 0.25}'\n"
         'read x; echo \'{"reason": "RuntimeError: no profiler"}\'\n'
     )
-    peer, _ = torch_sdpa.peers(str(script))
+    peer, *_ = torch_sdpa.peers(str(script))
     assert (peer.absent(), peer.version()) == ("", "torch 9")
     program = peer.program(TINY, "forward", CellArrays(TINY))
     assert program.facts["memory_bytes"] == 5 and program.seconds(3) == 0.25

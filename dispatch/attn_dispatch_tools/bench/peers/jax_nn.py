@@ -9,6 +9,7 @@ import jax
 
 from attn_dispatch_tools.bench.arrays import PADDED, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.masks import Mask
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 _MAX_SCORE_BYTES = 8 << 30
@@ -32,6 +33,9 @@ class JaxNn(JaxPeer):
             return f"cuDNN runs on NVIDIA GPUs, and this is {platform}"
         return ""
 
+    def concerns(self, cell: Cell) -> bool:
+        return True
+
     def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
         options: dict[str, Any] = {
             "is_causal": cell.is_causal, "implementation": self.implementation
@@ -43,6 +47,8 @@ class JaxNn(JaxPeer):
             needed = 4 * batch * cell.num_heads * longest**2
             if needed > _MAX_SCORE_BYTES:
                 raise NotImplementedError(f"its scores would take {needed >> 30} GiB")
+        if cell.mask is not None:
+            return self._masked(cell.mask, arrays)
         if cell.window is not None:
             options["local_window_size"] = (cell.window - 1, 0)
         if not cell.lengths:
@@ -54,6 +60,18 @@ class JaxNn(JaxPeer):
             )
 
         return PeerCall(padded, PADDED, (arrays.lengths,))
+
+    def _masked(self, mask: Mask, arrays: CellArrays) -> PeerCall:
+        """The call with causality and a window as arguments, or else with all pairs as an array."""
+        attention = partial(jax.nn.dot_product_attention, implementation=self.implementation)
+        if mask.is_plain:
+            window = {"local_window_size": (mask.window - 1, 0)} if mask.window else {}
+            return PeerCall(partial(attention, is_causal=True, **window))
+
+        def masked(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+            return attention(q, k, v, mask=mask)
+
+        return PeerCall(masked, further_arrays=(arrays.dense_mask,))
 
 
 PEERS = (JaxNn("cudnn"), JaxNn("xla"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,9 +13,12 @@ from attn_dispatch.api import dot_product_attention, ragged_dot_product_attentio
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.inspection import explain
+from attn_dispatch.programs.functions import MaskMod
 from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, CellArrays
-from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
+from attn_dispatch_tools.bench.cells import DENSE_CAUSAL, Cell
+from attn_dispatch_tools.bench.masks import Mask
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, MeasuredProgram, PeerCall
+from attn_dispatch_tools.bench.peers.written_masks import written_mask
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class _PublicCall:
     """Further array arguments."""
     options: dict[str, Any]
     """Static arguments."""
+    mod: Callable[..., MaskMod] | None = None
+    """Returns the call's mask_mod for the arrays that it reads."""
+    mod_arrays: tuple[jax.Array, ...] = ()
 
 
 class Ours(JaxPeer):
@@ -51,9 +57,12 @@ class Ours(JaxPeer):
 
     def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
         """The implementations that compute the cell, forward and backward."""
+        if cell.mask is not None and self.implementation is not None:
+            return {}  # the name says so, and explaining a mask takes a second
         call = self._public_call(cell, arrays)
         qkv = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays.inputs(call.layout)[:3]]
-        found = explain(*qkv, **call.named_arrays, **call.options)
+        mod = None if call.mod is None else call.mod(*call.mod_arrays)
+        found = explain(*qkv, mask_mod=mod, **call.named_arrays, **call.options)
         return {"forward": found.chosen_forward, "backward": found.chosen_backward}
 
     def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
@@ -64,11 +73,23 @@ class Ours(JaxPeer):
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array, *further: jax.Array) -> jax.Array:
             named = {name: further[place] for name, place in places.items()}
-            return call.function(q, k, v, **named, **call.options)
+            read = further[len(different) :]
+            mod = None if call.mod is None else call.mod(*read)
+            return call.function(q, k, v, mask_mod=mod, **named, **call.options)
 
-        return PeerCall(attention, call.layout, tuple(different.values()))
+        return PeerCall(attention, call.layout, (*different.values(), *call.mod_arrays))
+
+    def concerns(self, cell: Cell) -> bool:
+        return True
 
     def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
+        if cell.mask is not None:
+            written = written_mask(cell.mask, arrays)
+            return _PublicCall(
+                dot_product_attention, BATCH, written.named_arrays,
+                {"implementation": self.implementation} | written.options, written.mod,
+                written.mod_arrays,
+            )  # fmt: skip
         if not cell.lengths:
             return _PublicCall(dot_product_attention, BATCH, {}, self._options(cell))
         names = ("cu_seqlens_q", "cu_seqlens_kv")
@@ -118,6 +139,57 @@ class _Padded(Ours):
         return _PublicCall(dot_product_attention, PADDED, lengths, self._options(cell))
 
 
+class _Xla(Ours):
+    """XLA, for masks only: it computes all pairs, whatever the mask."""
+
+    def __init__(self):
+        super().__init__("xla")
+
+    def concerns(self, cell: Cell) -> bool:
+        return cell.mask is not None
+
+    def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
+        if cell.num_heads * cell.seq_len**2 > _MAX_XLA_PAIRS:
+            raise NotImplementedError(
+                f"XLA computes all pairs, and is measured up to {_MAX_XLA_PAIRS:,} of them"
+            )
+        return super().call(cell, arrays)
+
+
+_MAX_XLA_PAIRS = 2**31
+"""The pairs of 32 heads with 8,192 queries and keys."""
+
+
+class _DenseCausal(Ours):
+    """FlashAttention-3 with causality as the only mask: what times with masks are divided by."""
+
+    def __init__(self):
+        super().__init__("flash")
+        self.name = DENSE_CAUSAL
+
+    def concerns(self, cell: Cell) -> bool:
+        return cell.mask is not None
+
+    def program(self, cell: Cell, direction: str, arrays: CellArrays) -> MeasuredProgram:
+        return _NotCompared(super().program(self._causal(cell), direction, arrays))
+
+    @staticmethod
+    def _causal(cell: Cell) -> Cell:
+        return replace(cell, mask=Mask())
+
+
+class _NotCompared:
+    """A program that computes something else than the cell."""
+
+    def __init__(self, program: MeasuredProgram):
+        self.facts = program.facts
+        self.seconds, self.device_seconds = program.seconds, program.device_seconds
+
+    def results(self) -> None:
+        return None
+
+
 PEERS = (
-    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _SegmentIds(), _Padded()
+    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla(), _DenseCausal(), _SegmentIds(),
+    _Padded(),
 )  # fmt: skip

@@ -107,7 +107,7 @@ class JaxPeer:
         return importlib.import_module(self.module)
 
     def concerns(self, cell: Cell) -> bool:
-        return True
+        return cell.mask is None
 
     def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, which runs in a separate process.
+"""PyTorch's scaled_dot_product_attention and, for masks, flex_attention, in a separate process.
 
 In one process, JAX and torch would load two versions of cuDNN, and neither would free memory that
 the other needs.
@@ -149,7 +149,7 @@ class TorchSdpa:
         return self._worker.about().get("reason", "")
 
     def concerns(self, cell: Cell) -> bool:
-        return True
+        return (cell.mask is not None) == (self._backend == "flex")
 
     def notes(self, cell: Cell, arrays: CellArrays) -> dict[str, Any]:
         return {"called": "in a separate process"}
@@ -172,4 +172,4 @@ class TorchSdpa:
 
 def peers(python: str | None) -> tuple[TorchSdpa, ...]:
     worker = Worker(python)
-    return TorchSdpa("cudnn", worker), TorchSdpa("flash", worker)
+    return tuple(TorchSdpa(backend, worker) for backend in ("cudnn", "flash", "flex"))

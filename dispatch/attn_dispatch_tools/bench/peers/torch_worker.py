@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, run in a separate process that does not import JAX.
+"""PyTorch's attention, run in a separate process that does not import JAX.
 
 Each line of stdin is a request, a JSON object; the answer is a line with another. The "do" of a
 request is "prepare", which makes a program with an id; "seconds" or "device_seconds", which measure
@@ -8,12 +8,19 @@ answer has a "reason".
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Facts: TypeAlias = "dict[str, Any]"
+"""A request, an answer or a cell, as JSON has them."""
+Attention: TypeAlias = "Callable[..., Any]"
+"""A function of query, key and value, torch's tensors [B, heads, T, H]."""
 
 _BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 
@@ -24,7 +31,7 @@ def main() -> None:
     os.dup2(2, 1)
     programs: dict[str, Callable[[], object]] = {}
 
-    def answer(data: dict[str, Any]) -> None:
+    def answer(data: Facts) -> None:
         answers.write(json.dumps(data) + "\n")
         answers.flush()
 
@@ -37,7 +44,7 @@ def main() -> None:
             answer({"reason": f"{type(error).__name__}: {first}"[:300]})
 
 
-def _about() -> dict[str, Any]:
+def _about() -> Facts:
     try:
         import torch
     except Exception as error:
@@ -47,7 +54,7 @@ def _about() -> dict[str, Any]:
     return {"version": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"}
 
 
-def _done(request: dict[str, Any], programs: dict[str, Callable[[], object]]) -> dict[str, Any]:
+def _done(request: Facts, programs: dict[str, Callable[[], object]]) -> Facts:
     import torch
 
     if request["do"] == "release":
@@ -65,12 +72,10 @@ def _done(request: dict[str, Any], programs: dict[str, Callable[[], object]]) ->
     return {"seconds": _busy_seconds(run, calls)}
 
 
-def _prepared(request: dict[str, Any]) -> tuple[Callable[[], object], dict[str, Any]]:
+def _prepared(request: Facts) -> tuple[Callable[[], object], Facts]:
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     cell, direction = request["cell"], request["direction"]
-    backend = getattr(SDPBackend, _BACKENDS[request["backend"]])
     lengths = [cell.get("queries", cell["seq_len"]), *[cell["seq_len"]] * 2]
     heads = (cell["num_heads"], cell["num_kv_heads"], cell["num_kv_heads"], cell["num_heads"])
     dims = (cell["head_dim"], cell["head_dim"], cell["head_dim_v"], cell["head_dim_v"])
@@ -82,13 +87,10 @@ def _prepared(request: dict[str, Any]) -> tuple[Callable[[], object], dict[str, 
     needs_grad = direction != "forward"
     for x in (q, k, v):
         x.requires_grad_(needs_grad)
-    grouped = {"enable_gqa": True} if cell["num_heads"] != cell["num_kv_heads"] else {}
+    made, facts = _flex(cell) if request["backend"] == "flex" else _sdpa(cell, request["backend"])
 
     def attention():
-        with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=cell["is_causal"], **grouped
-            )
+        return made(q, k, v)
 
     if direction == "forward":
 
@@ -112,11 +114,67 @@ def _prepared(request: dict[str, Any]) -> tuple[Callable[[], object], dict[str, 
     before, start = torch.cuda.memory_allocated(), time.perf_counter()
     run()
     torch.cuda.synchronize()
-    facts = {
+    facts |= {
         "first_call_ms": {"total": 1e3 * (time.perf_counter() - start)},
         "memory_bytes": torch.cuda.max_memory_allocated() - before,
     }
     return run, facts
+
+
+def _sdpa(cell: Facts, backend: str) -> tuple[Attention, Facts]:
+    """scaled_dot_product_attention with one of its backends."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    options = {"is_causal": cell["is_causal"], **_grouped(cell)}
+
+    def attention(*qkv: object) -> object:
+        with sdpa_kernel(getattr(SDPBackend, _BACKENDS[backend])):
+            return torch.nn.functional.scaled_dot_product_attention(*qkv, **options)
+
+    return attention, {}
+
+
+def _flex(cell: Facts) -> tuple[Attention, Facts]:
+    """flex_attention, which compiles at the first call, and the time it took to list blocks."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    # Each mask compiles again. Beyond a limit torch would run them uncompiled, over all scores.
+    torch._dynamo.reset()
+    mask, tokens = _masks().Mask(**cell["mask"]), cell["seq_len"]
+    sees = mask.function()
+    groups = torch.tensor(mask.groups(tokens), device="cuda", dtype=torch.int32)
+
+    def mask_mod(b: object, h: object, t: object, s: object) -> object:
+        return sees(t, s, groups)
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    blocks = create_block_mask(mask_mod, None, None, tokens, tokens, device="cuda")
+    torch.cuda.synchronize()
+    facts = {"block_mask_ms": 1e3 * (time.perf_counter() - start)}
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def attention(*qkv: object) -> object:
+        return compiled(*qkv, block_mask=blocks, **_grouped(cell))
+
+    return attention, facts
+
+
+def _grouped(cell: Facts) -> dict[str, bool]:
+    return {"enable_gqa": True} if cell["num_heads"] != cell["num_kv_heads"] else {}
+
+
+def _masks() -> Any:
+    """masks.py, by its path: the Python that has torch need not have this package."""
+    if "masks" not in sys.modules:
+        path = Path(__file__).parents[1] / "masks.py"
+        spec = importlib.util.spec_from_file_location("masks", path)
+        assert spec is not None and spec.loader is not None
+        sys.modules["masks"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["masks"])
+    return sys.modules["masks"]
 
 
 def _seconds(run: Callable[[], object], calls: int) -> float:
