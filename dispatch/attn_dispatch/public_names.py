@@ -7,6 +7,7 @@ from attn_dispatch.api import dot_product_attention, ragged_dot_product_attentio
 from attn_dispatch.core.explanation import Explanation
 from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.devices.target import target
+from attn_dispatch.fa4 import register as register_fa4_calls
 from attn_dispatch.flash import register as register_flash_calls
 from attn_dispatch.inspection import dropout_mask, explain
 from attn_dispatch.paged import paged_attention
@@ -38,6 +39,7 @@ __all__ = [
     "ragged_dot_product_attention",
     "register_aiter_calls",
     "register_cudnn_calls",
+    "register_fa4_calls",
     "register_flash_calls",
     "rewrites",
     "scratch_limit",

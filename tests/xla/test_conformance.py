@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from attn_dispatch import xla
+from attn_dispatch.core import select
 from attn_dispatch.xla import scores
 from attn_dispatch_tools.verify import dropout_checks
-from attn_dispatch_tools.verify.calls import CaseProgram, numpy_results
+from attn_dispatch_tools.verify.calls import CaseProgram, custom_calls_of, numpy_results
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME, CASES
 from attn_dispatch_tools.verify.reference import allowed
@@ -227,6 +228,12 @@ def test_cancelling_sum_does_not_count_against_the_reference():
     suite = Conformance()
     suite.implementation = "xla"
     assert suite.check(case).failures == ()
+
+
+def test_every_implementation_of_a_gpu_names_its_custom_calls():
+    for module in select.IMPLEMENTATIONS:
+        if module.PLATFORM is not None:
+            assert custom_calls_of(module.NAME).keys() == {"forward", "backward"}, module.NAME
 
 
 def test_missing_custom_call_is_found(monkeypatch):

@@ -15,7 +15,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
 from attn_dispatch.fa4 import compiled, interval_calls, passes, rules
 from attn_dispatch.fa4.call import kernels_for, tiles_of
-from attn_dispatch.fa4.compiled import KernelSet
+from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSet, register
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes
 from attn_dispatch.semantics.wider_arrays import padded_bytes
@@ -27,6 +27,8 @@ KEEPS_NAN_APART = False
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = False
 SKIPS_FROM_BOTTOM_RIGHT = True
+
+__all__ = ["BACKWARD_TARGET", "FORWARD_TARGET", "register"]
 
 _ARCHS = ("sm90",)
 
@@ -96,7 +98,7 @@ def _tiles(spec: AttentionSpec) -> PlanTiles:
 
 def _register(device: Device) -> None:
     if device.is_present:
-        compiled.register()
+        register()
 
 
 def _device_reasons(device: Device) -> tuple[Reason, ...]:

@@ -136,7 +136,9 @@ def _unusable(path: Path, why: str) -> CompiledLibrary:
 
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Register the custom calls with XLA.
+    """Register the custom calls with XLA. Lowering for a device that is present does so itself.
+
+    Only a process that runs an exported module without ever calling attention needs this.
 
     Raises:
       RuntimeError: if the kernels are not usable, with the reason.

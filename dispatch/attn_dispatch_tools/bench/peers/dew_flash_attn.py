@@ -75,7 +75,6 @@ def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
         num_heads=cell.num_heads,
         num_kv_heads=cell.num_kv_heads,
         head_dim=cell.head_dim,
-        head_dim_v=cell.head_dim_v,
         is_causal=cell.is_causal and cell.window is None,
         window_left=-1 if cell.window is None else cell.window - 1,
         window_right=0 if cell.is_causal else -1,
