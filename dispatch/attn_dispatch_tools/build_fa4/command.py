@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from attn_dispatch.text import error_text, in_units
 from attn_dispatch_tools.build_fa4 import environment, linking
 from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
 from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
 from attn_dispatch_tools.build_fa4.sets import SETS, KernelSet
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command
@@ -68,6 +68,12 @@ def add_parser(commands: Commands, help: str) -> None:
         "names, else one in a folder for your user, where attn_dispatch finds it)",
     )
     parser.add_argument(
+        "--host",
+        choices=HOSTS,
+        help="the machines that load the library (default: such as this one); for others, CC or "
+        "PATH has a C compiler for them",
+    )
+    parser.add_argument(
         "--python",
         metavar="PATH",
         help="the Python for the compiler's environment (default: this one, or one on PATH)",
@@ -78,9 +84,11 @@ def main(args: argparse.Namespace) -> None:
     """Build the library. A failure ends the process with a message."""
     try:
         sets = chosen(args.sets)
-        library = args.out / fa4_folder.LIBRARY if args.out else fa4_folder.target()
+        host = HOSTS[args.host] if args.host else this_machine()
+        library = _target(args.out, host)
         folder = made_folder(library.parent).resolve()
-        build(folder / library.name, sets, args.jobs or default_jobs(), args.python)
+        jobs = args.jobs or default_jobs()
+        build(folder / library.name, sets, jobs, args.python, host)
     except (BuildError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     except KeyboardInterrupt:
@@ -88,13 +96,27 @@ def main(args: argparse.Namespace) -> None:
         sys.exit(130)
 
 
-def build(library: Path, sets: Sequence[KernelSet], jobs: int, python: str | None = None) -> None:
+def _target(out: Path | None, host: Host) -> Path:
+    if out is not None:
+        return out / fa4_folder.LIBRARY
+    if not host.is_this_machine:
+        raise ValueError(f"--host {host.name}: expected --out too, as this machine cannot load it")
+    return fa4_folder.target()
+
+
+def build(
+    library: Path,
+    sets: Sequence[KernelSet],
+    jobs: int,
+    python: str | None = None,
+    host: Host | None = None,
+) -> None:
     """Install the compiler, compile what is not kept, and link the library."""
     started = time.monotonic()
-    if (machine := platform.machine()) not in ("x86_64", "AMD64"):
-        raise BuildError(f"the kernels' host code is compiled for x86_64, and this is {machine}")
+    host = host or this_machine()
+    host.compiler()  # its absence is an error before minutes of work
     cache = fa4_folder.cache()
-    compiled = [kept(cache, x) for x in sets]
+    compiled = [kept(cache, x, host) for x in sets]
     if missing := [x for x in compiled if not x.is_complete]:
         with waiting(f"Installing {environment.SOURCES} and {environment.COMPILER}"):
             inside = environment.made(cache, python)

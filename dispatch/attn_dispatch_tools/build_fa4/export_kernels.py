@@ -1,4 +1,5 @@
-"""Compiles the kernels of one set to object files: export_kernels.py FOLDER SET, with SET as JSON.
+"""Compiles the kernels of one set to object files: export_kernels.py FOLDER SET HOST, with SET as
+JSON, and HOST a target of LLVM.
 
 This is a separate program, run in the environment that has CUTLASS's DSL (environment.py). It uses
 no GPU. Batch, lengths, numbers of heads, and how many query heads share a key head stay symbolic.
@@ -44,9 +45,6 @@ from fa4_jax.cute.flash_bwd_preprocess import FlashAttentionBackwardPreprocess  
 from fa4_jax.cute.flash_fwd_sm90 import FlashAttentionForwardSm90  # noqa: E402
 from fa4_jax.cute.mask import AttentionMask  # noqa: E402
 from fa4_jax.cute.utils import AuxData, scalar_to_ssa  # noqa: E402
-
-_HOST = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64"
-"""Any x86-64. By default the DSL compiles host code for the CPU of this machine."""
 
 _VECTOR = 16
 """Bytes to which the arrays that TMA and vector instructions read are aligned."""
@@ -341,11 +339,11 @@ class Set:
 
 
 def main() -> None:
-    folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, given, host = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     kernels, symbols = Set(given), {}
     for name in given["kernels"]:
         function, arrays = getattr(kernels, name)()
-        options = (cute.GPUArch(_ARCH), HostTarget(_HOST))
+        options = (cute.GPUArch(_ARCH), HostTarget(host))
         compiled = cute.compile[options](function, *arrays, Float32(1), make_fake_stream())
         prefix = f"{given['name']}_{name}"
         compiled.export_to_c(file_path=str(folder), file_name=name, function_prefix=prefix)
