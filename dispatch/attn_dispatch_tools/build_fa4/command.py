@@ -17,27 +17,28 @@ from attn_dispatch_tools.build_fa4 import environment, linking
 from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
 from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
-from attn_dispatch_tools.build_fa4.sets import SETS, KernelSet
+from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.number_arguments import at_least
 from attn_dispatch_tools.terminal.progress import progress
 
 _DESCRIPTION = f"""\
-Compile FlashAttention-4's kernels for Hopper GPUs (H100, H200) into one small library, through
-which attn_dispatch runs calls whose masks are intervals of keys. No GPU is needed, and nothing is
-compiled later, for whatever mask.
+Compile FlashAttention-4's kernels for Hopper GPUs (H100, H200), or for B200, into one small
+library, through which attn_dispatch runs calls whose masks are intervals of keys. No GPU is needed,
+and nothing is compiled later, for whatever mask.
 
 The kernels' sources and their compiler are installed from {environment.SOURCES} and
 {environment.COMPILER}, into an environment of their own in the cache folder of your user. Their
 licences are in these packages. NVIDIA's for the compiler permits its output on NVIDIA GPUs only.
 
-All sets take some 100 seconds of CPU time. What was compiled before is kept.
+All sets take some 100 seconds of CPU time for each architecture. What was compiled before is kept.
 """
 
 _EXAMPLES = (
     "attn-dispatch build-fa4",
     "attn-dispatch build-fa4 --set '*_d128_bfloat16' --out build",
+    "attn-dispatch build-fa4 --arch sm90 --arch sm100",
 )
 
 
@@ -53,6 +54,13 @@ def add_parser(commands: Commands, help: str) -> None:
         metavar="NAME",
         help="only sets with this name, with * for anything; may be repeated. The names are "
         + ", ".join(SETS),
+    )
+    parser.add_argument(
+        "--arch",
+        action="append",
+        choices=ARCHS,
+        help=f"compile for this architecture; may be repeated (default: {ARCHS[0]}). Kernels for "
+        "sm100 (B200) have not run on a GPU yet",
     )
     parser.add_argument(
         "--jobs",
@@ -83,7 +91,7 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build the library. A failure ends the process with a message."""
     try:
-        sets = chosen(args.sets)
+        sets = chosen(args.sets, args.arch)
         host = HOSTS[args.host] if args.host else this_machine()
         library = _target(args.out, host)
         folder = made_folder(library.parent).resolve()
@@ -124,17 +132,19 @@ def build(
             compile_all(missing, inside, jobs, shown.step)
     linking.link(compiled, library)
     size, seconds = in_units(library.stat().st_size), time.monotonic() - started
-    print(f"{library}: {len(sets)} of {len(SETS)} sets, {size}; {seconds:.0f} seconds")
+    print(f"{library}: {len(sets)} sets, {size}; {seconds:.0f} seconds")
 
 
-def chosen(patterns: Sequence[str] | None) -> list[KernelSet]:
-    """The sets that --set names; all without it."""
-    if not patterns:
-        return list(SETS.values())
-    for pattern in patterns:
-        if not fnmatch.filter(SETS, pattern):
-            raise ValueError(f"--set: expected one of {', '.join(SETS)}, got {pattern!r}")
-    return [x for name, x in SETS.items() if any(fnmatch.fnmatchcase(name, y) for y in patterns)]
+def chosen(
+    patterns: Sequence[str] | None = None, archs: Sequence[str] | None = None
+) -> list[KernelSet]:
+    """The sets of the architectures that --arch names, and of these only what --set names."""
+    found = {name: x for name, x in SETS.items() if x.arch in (archs or ARCHS[:1])}
+    for pattern in patterns or ():
+        if not fnmatch.filter(found, pattern):
+            raise ValueError(f"--set: expected one of {', '.join(found)}, got {pattern!r}")
+    wanted = patterns or ("*",)
+    return [x for name, x in found.items() if any(fnmatch.fnmatchcase(name, y) for y in wanted)]
 
 
 def default_jobs() -> int:

@@ -18,6 +18,7 @@ from attn_dispatch_tools.build_fa4.processes import run
 from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SCRIPT = Path(__file__).with_name("export_kernels.py")
+_SCRIPTS = (SCRIPT, SCRIPT.with_name("sm100_kernels.py"))
 _SYMBOLS = "symbols.json"
 _COMPILE_SECONDS = 1800
 
@@ -55,7 +56,8 @@ def kept(cache: Path, kernels: KernelSet, host: Host | None = None) -> Compiled:
     """
     host = host or this_machine()
     facts = json.dumps(kernels.as_json(), sort_keys=True)
-    text = f"{environment.versions()}\n{host.target}\n{facts}\n{SCRIPT.read_text(encoding='utf-8')}"
+    sources = (x.read_text(encoding="utf-8") for x in _SCRIPTS)
+    text = "\n".join((environment.versions(), host.target, facts, *sources))
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Compiled(kernels, cache / "objects" / f"{kernels.name}-{key}", host)
 

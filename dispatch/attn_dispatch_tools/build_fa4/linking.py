@@ -10,7 +10,7 @@ from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch_tools.build_fa4 import environment
 from attn_dispatch_tools.build_fa4.compiling import Compiled
 from attn_dispatch_tools.build_fa4.processes import run
-from attn_dispatch_tools.build_fa4.sets import ARCH, KernelSet
+from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SOURCE = Path(__file__).with_name("fa4_library.c")
 _KERNELS = (
@@ -58,7 +58,7 @@ def _line(compiled: Compiled) -> str:
         for x in _KERNELS
     )
     dims = f"{kernels.head_dim}, {kernels.head_dim_v}"
-    facts = f'"{kernels.name}", "{ARCH}", "{kernels.dtype}", {dims}, {_tiles(kernels)}'
+    facts = f'"{kernels.name}", "{kernels.arch}", "{kernels.dtype}", {dims}, {_tiles(kernels)}'
     return f"SET({facts}, {listed})"
 
 
