@@ -43,7 +43,7 @@ def main() -> None:
     library = args.folder.resolve() / fa4_folder.LIBRARY
     try:
         inside = environment.made(fa4_folder.cache(), args.python)
-        command.build(library, command.chosen(None), command.default_jobs(), args.python)
+        command.build(library, command.chosen(), command.default_jobs(), args.python)
         licences = environment.licences(inside)
     except BuildError as error:
         sys.exit(f"FlashAttention-4's kernels: {error}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -17,27 +16,29 @@ from attn_dispatch.text import error_text, in_units
 from attn_dispatch_tools.build_fa4 import environment, linking
 from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
 from attn_dispatch_tools.build_fa4.errors import BuildError
-from attn_dispatch_tools.build_fa4.sets import SETS, KernelSet
+from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
+from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.number_arguments import at_least
 from attn_dispatch_tools.terminal.progress import progress
 
 _DESCRIPTION = f"""\
-Compile FlashAttention-4's kernels for Hopper GPUs (H100, H200) into one small library, through
-which attn_dispatch runs calls whose masks are intervals of keys. No GPU is needed, and nothing is
-compiled later, for whatever mask.
+Compile FlashAttention-4's kernels for Hopper GPUs (H100, H200), or for B200, into one small
+library, through which attn_dispatch runs calls whose masks are intervals of keys. No GPU is needed,
+and nothing is compiled later, for whatever mask.
 
 The kernels' sources and their compiler are installed from {environment.SOURCES} and
 {environment.COMPILER}, into an environment of their own in the cache folder of your user. Their
 licences are in these packages. NVIDIA's for the compiler permits its output on NVIDIA GPUs only.
 
-All sets take some 100 seconds of CPU time. What was compiled before is kept.
+All sets take some 100 seconds of CPU time for each architecture. What was compiled before is kept.
 """
 
 _EXAMPLES = (
     "attn-dispatch build-fa4",
     "attn-dispatch build-fa4 --set '*_d128_bfloat16' --out build",
+    "attn-dispatch build-fa4 --arch sm90 --arch sm100",
 )
 
 
@@ -55,6 +56,13 @@ def add_parser(commands: Commands, help: str) -> None:
         + ", ".join(SETS),
     )
     parser.add_argument(
+        "--arch",
+        action="append",
+        choices=ARCHS,
+        help=f"compile for this architecture; may be repeated (default: {ARCHS[0]}). Kernels for "
+        "sm100 (B200) have not run on a GPU yet",
+    )
+    parser.add_argument(
         "--jobs",
         type=at_least(1),
         metavar="N",
@@ -68,6 +76,12 @@ def add_parser(commands: Commands, help: str) -> None:
         "names, else one in a folder for your user, where attn_dispatch finds it)",
     )
     parser.add_argument(
+        "--host",
+        choices=HOSTS,
+        help="the machines that load the library (default: such as this one); for others, CC or "
+        "PATH has a C compiler for them",
+    )
+    parser.add_argument(
         "--python",
         metavar="PATH",
         help="the Python for the compiler's environment (default: this one, or one on PATH)",
@@ -77,10 +91,12 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build the library. A failure ends the process with a message."""
     try:
-        sets = chosen(args.sets)
-        library = args.out / fa4_folder.LIBRARY if args.out else fa4_folder.target()
+        sets = chosen(args.sets, args.arch)
+        host = HOSTS[args.host] if args.host else this_machine()
+        library = _target(args.out, host)
         folder = made_folder(library.parent).resolve()
-        build(folder / library.name, sets, args.jobs or default_jobs(), args.python)
+        jobs = args.jobs or default_jobs()
+        build(folder / library.name, sets, jobs, args.python, host)
     except (BuildError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     except KeyboardInterrupt:
@@ -88,13 +104,27 @@ def main(args: argparse.Namespace) -> None:
         sys.exit(130)
 
 
-def build(library: Path, sets: Sequence[KernelSet], jobs: int, python: str | None = None) -> None:
+def _target(out: Path | None, host: Host) -> Path:
+    if out is not None:
+        return out / fa4_folder.LIBRARY
+    if not host.is_this_machine:
+        raise ValueError(f"--host {host.name}: expected --out too, as this machine cannot load it")
+    return fa4_folder.target()
+
+
+def build(
+    library: Path,
+    sets: Sequence[KernelSet],
+    jobs: int,
+    python: str | None = None,
+    host: Host | None = None,
+) -> None:
     """Install the compiler, compile what is not kept, and link the library."""
     started = time.monotonic()
-    if (machine := platform.machine()) not in ("x86_64", "AMD64"):
-        raise BuildError(f"the kernels' host code is compiled for x86_64, and this is {machine}")
+    host = host or this_machine()
+    host.compiler()  # its absence is an error before minutes of work
     cache = fa4_folder.cache()
-    compiled = [kept(cache, x) for x in sets]
+    compiled = [kept(cache, x, host) for x in sets]
     if missing := [x for x in compiled if not x.is_complete]:
         with waiting(f"Installing {environment.SOURCES} and {environment.COMPILER}"):
             inside = environment.made(cache, python)
@@ -102,17 +132,19 @@ def build(library: Path, sets: Sequence[KernelSet], jobs: int, python: str | Non
             compile_all(missing, inside, jobs, shown.step)
     linking.link(compiled, library)
     size, seconds = in_units(library.stat().st_size), time.monotonic() - started
-    print(f"{library}: {len(sets)} of {len(SETS)} sets, {size}; {seconds:.0f} seconds")
+    print(f"{library}: {len(sets)} sets, {size}; {seconds:.0f} seconds")
 
 
-def chosen(patterns: Sequence[str] | None) -> list[KernelSet]:
-    """The sets that --set names; all without it."""
-    if not patterns:
-        return list(SETS.values())
-    for pattern in patterns:
-        if not fnmatch.filter(SETS, pattern):
-            raise ValueError(f"--set: expected one of {', '.join(SETS)}, got {pattern!r}")
-    return [x for name, x in SETS.items() if any(fnmatch.fnmatchcase(name, y) for y in patterns)]
+def chosen(
+    patterns: Sequence[str] | None = None, archs: Sequence[str] | None = None
+) -> list[KernelSet]:
+    """The sets of the architectures that --arch names, and of these only what --set names."""
+    found = {name: x for name, x in SETS.items() if x.arch in (archs or ARCHS[:1])}
+    for pattern in patterns or ():
+        if not fnmatch.filter(found, pattern):
+            raise ValueError(f"--set: expected one of {', '.join(found)}, got {pattern!r}")
+    wanted = patterns or ("*",)
+    return [x for name, x in found.items() if any(fnmatch.fnmatchcase(name, y) for y in wanted)]
 
 
 def default_jobs() -> int:

@@ -9,14 +9,16 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn_dispatch_tools.build_fa4 import environment
+from attn_dispatch_tools.build_fa4.hosts import Host, this_machine
 from attn_dispatch_tools.build_fa4.processes import run
 from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SCRIPT = Path(__file__).with_name("export_kernels.py")
+_SCRIPTS = (SCRIPT, SCRIPT.with_name("sm100_kernels.py"))
 _SYMBOLS = "symbols.json"
 _COMPILE_SECONDS = 1800
 
@@ -26,10 +28,11 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Compiled:
-    """The object files of one set."""
+    """The object files of one set, with the code of a host around that of the GPU."""
 
     set: KernelSet
     folder: Path
+    host: Host = field(default_factory=this_machine)
 
     @property
     def objects(self) -> tuple[Path, ...]:
@@ -46,12 +49,17 @@ class Compiled:
         return all(x.is_file() for x in (*self.objects, self.folder / _SYMBOLS))
 
 
-def kept(cache: Path, kernels: KernelSet) -> Compiled:
-    """Where the objects of a set are or will be: one folder for each version of what makes them."""
+def kept(cache: Path, kernels: KernelSet, host: Host | None = None) -> Compiled:
+    """Where the objects of a set are or will be: one folder for each version of what makes them.
+
+    Without a `host` they are for this machine.
+    """
+    host = host or this_machine()
     facts = json.dumps(kernels.as_json(), sort_keys=True)
-    text = f"{environment.versions()}\n{facts}\n{SCRIPT.read_text(encoding='utf-8')}"
+    sources = (x.read_text(encoding="utf-8") for x in _SCRIPTS)
+    text = "\n".join((environment.versions(), host.target, facts, *sources))
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Compiled(kernels, cache / "objects" / f"{kernels.name}-{key}")
+    return Compiled(kernels, cache / "objects" / f"{kernels.name}-{key}", host)
 
 
 def compile_all(missing: Sequence[Compiled], python: Path, jobs: int, report: Report) -> None:
@@ -86,6 +94,7 @@ def _compile(compiled: Compiled, python: Path) -> None:
     try:
         # -I: the current folder and PYTHONPATH must not replace packages of the environment.
         command = [python, "-I", SCRIPT, draft, json.dumps(compiled.set.as_json())]
+        command.append(compiled.host.target)
         run(command, what=f"compiling {compiled.set.name}", seconds=_COMPILE_SECONDS)
         shutil.rmtree(compiled.folder, ignore_errors=True)
         draft.rename(compiled.folder)

@@ -1,4 +1,5 @@
-"""Compiles the kernels of one set to object files: export_kernels.py FOLDER SET, with SET as JSON.
+"""Compiles the kernels of one set to object files: export_kernels.py FOLDER SET HOST, with SET as
+JSON, and HOST a target of LLVM.
 
 This is a separate program, run in the environment that has CUTLASS's DSL (environment.py). It uses
 no GPU. Batch, lengths, numbers of heads, and how many query heads share a key head stay symbolic.
@@ -27,7 +28,9 @@ def _hide_package_code(name: str) -> None:
     sys.modules[name] = package
 
 
-_ARCH = "sm_90a"
+FOLDER, GIVEN, HOST = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+
+_ARCH = {"sm90": "sm_90a", "sm100": "sm_100a"}[GIVEN["arch"]]
 os.environ["CUTE_DSL_ARCH"] = _ARCH  # read as the DSL is imported
 _hide_package_code("fa4_jax")
 
@@ -45,8 +48,8 @@ from fa4_jax.cute.flash_fwd_sm90 import FlashAttentionForwardSm90  # noqa: E402
 from fa4_jax.cute.mask import AttentionMask  # noqa: E402
 from fa4_jax.cute.utils import AuxData, scalar_to_ssa  # noqa: E402
 
-_HOST = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64"
-"""Any x86-64. By default the DSL compiles host code for the CPU of this machine."""
+sys.path.append(str(Path(__file__).parent))  # not there with python -I
+import sm100_kernels  # noqa: E402
 
 _VECTOR = 16
 """Bytes to which the arrays that TMA and vector instructions read are aligned."""
@@ -171,9 +174,9 @@ class Set:
     def _key_sums():
         return _tensor(Float32, (BATCH, KV_HEADS, KEY_SUMS), _VECTOR)
 
-    def forward(self):
+    def _forward_kernel(self, mask):
         tiles = self.forward_tiles
-        run = Forward(
+        return Forward(
             self.dtype,
             self.head_dim,
             self.head_dim_v,
@@ -188,9 +191,12 @@ class Set:
             Q_in_regs=False,
             intra_wg_overlap=True,
             mma_pv_is_rs=tiles["weights_in_registers"],
-            mask_mod=is_visible,
+            mask_mod=mask,
             has_aux_tensors=True,
         )
+
+    def forward(self):
+        run = self._forward_kernel(is_visible)
 
         @cute.jit
         def forward(
@@ -251,9 +257,9 @@ class Set:
         """The backward kernel of grouped heads, which adds to dk and dv in float32."""
         return self._backward(SharedHeads(2), self._key_sums(), self._key_sums())
 
-    def _backward(self, shared_heads, key_grad, value_grad):
+    def _backward_kernel(self, shared_heads, mask):
         tiles = self.backward_tiles
-        run = flash_bwd_sm90.FlashAttentionBackwardSm90(
+        return flash_bwd_sm90.FlashAttentionBackwardSm90(
             self.dtype,
             self.head_dim,
             self.head_dim_v,
@@ -274,11 +280,14 @@ class Set:
             AtomLayoutMdQ=tiles["query_grad_layout"],
             num_threads=384,
             V_in_regs=False,
-            mask_mod=is_visible,
+            mask_mod=mask,
             has_aux_tensors=True,
             q_subtile_factor=tiles["subtiles"],
             dQ_single_wg=tiles["query_grad_by_one_group"],
         )
+
+    def _backward(self, shared_heads, key_grad, value_grad):
+        run = self._backward_kernel(shared_heads, is_visible)
 
         @cute.jit
         def backward(
@@ -317,19 +326,17 @@ class Set:
         tiles = self.backward_tiles
         threads = 128 if tiles["query_grad_by_one_group"] else 256
         layout = tiles["query_grad_layout"]
-        return self._postprocess(
-            (tiles["tile_m"], threads, layout, False), self._query_sums(), self._query()
-        )
+        settings = (90, tiles["tile_m"], threads, layout, False)
+        return self._postprocess(settings, self._query_sums(), self._query())
 
     def key_value_grad(self):
         tiles = self.backward_tiles
         layout, is_transposed = tiles["key_grad_layout"], tiles["key_grad_transposed"]
-        return self._postprocess(
-            (tiles["tile_n"], 256, layout, is_transposed), self._key_sums(), self._key()
-        )
+        settings = (90, tiles["tile_n"], 256, layout, is_transposed)
+        return self._postprocess(settings, self._key_sums(), self._key())
 
     def _postprocess(self, settings, sums, result):
-        run = FlashAttentionBackwardPostprocess(self.dtype, self.head_dim, 90, *settings)
+        run = FlashAttentionBackwardPostprocess(self.dtype, self.head_dim, *settings)
 
         @cute.jit
         def postprocess(
@@ -340,19 +347,35 @@ class Set:
         return postprocess, (sums, result)
 
 
+class Sm100Set(Set):
+    """The kernels of one set for sm100: others, which take the same arguments."""
+
+    def _forward_kernel(self, mask):
+        return sm100_kernels.forward(self.head_dim, self.head_dim_v, mask)
+
+    def _backward_kernel(self, shared_heads, mask):
+        return sm100_kernels.backward(self.head_dim, self.head_dim_v, shared_heads, mask)
+
+    def query_grad(self):
+        return self._postprocess(sm100_kernels.SUMS, self._query_sums(), self._query())
+
+    def key_value_grad(self):
+        return self._postprocess(sm100_kernels.SUMS, self._key_sums(), self._key())
+
+
 def main() -> None:
-    folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
-    kernels, symbols = Set(given), {}
-    for name in given["kernels"]:
+    kernels = {"sm90": Set, "sm100": Sm100Set}[GIVEN["arch"]](GIVEN)
+    symbols = {}
+    for name in GIVEN["kernels"]:
         function, arrays = getattr(kernels, name)()
-        options = (cute.GPUArch(_ARCH), HostTarget(_HOST))
+        options = (cute.GPUArch(_ARCH), HostTarget(HOST))
         compiled = cute.compile[options](function, *arrays, Float32(1), make_fake_stream())
-        prefix = f"{given['name']}_{name}"
-        compiled.export_to_c(file_path=str(folder), file_name=name, function_prefix=prefix)
-        header = (folder / f"{name}.h").read_text()
+        prefix = f"{GIVEN['name']}_{name}"
+        compiled.export_to_c(file_path=str(FOLDER), file_name=name, function_prefix=prefix)
+        header = (FOLDER / f"{name}.h").read_text()
         (symbols[name],) = set(re.findall(rf"\b_mlir_{prefix}__mlir_ciface_\w+", header))
         print(name, flush=True)
-    (folder / "symbols.json").write_text(json.dumps(symbols))
+    (FOLDER / "symbols.json").write_text(json.dumps(symbols))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +9,8 @@ from pathlib import Path
 from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch_tools.build_fa4 import environment
 from attn_dispatch_tools.build_fa4.compiling import Compiled
-from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.processes import run
-from attn_dispatch_tools.build_fa4.sets import ARCH, KernelSet
+from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SOURCE = Path(__file__).with_name("fa4_library.c")
 _KERNELS = (
@@ -26,8 +23,13 @@ _LINK_SECONDS = 300
 
 
 def link(sets: Sequence[Compiled], target: Path) -> None:
-    """Make the library. Processes with an older one open are not disturbed."""
-    compiler = _compiler()
+    """Make the library. Processes with an older one open are not disturbed.
+
+    Args:
+      sets: what is in the library, compiled for one host.
+      target: the file.
+    """
+    compiler = sets[0].host.compiler()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as work_name:
         work = Path(work_name)
         (work / "sets.inc").write_text(table(sets), encoding="utf-8")
@@ -56,7 +58,7 @@ def _line(compiled: Compiled) -> str:
         for x in _KERNELS
     )
     dims = f"{kernels.head_dim}, {kernels.head_dim_v}"
-    facts = f'"{kernels.name}", "{ARCH}", "{kernels.dtype}", {dims}, {_tiles(kernels)}'
+    facts = f'"{kernels.name}", "{kernels.arch}", "{kernels.dtype}", {dims}, {_tiles(kernels)}'
     return f"SET({facts}, {listed})"
 
 
@@ -64,11 +66,3 @@ def _tiles(kernels: KernelSet) -> str:
     forward, backward = kernels.forward, kernels.backward
     sizes = (forward.tile_m, forward.tile_n, backward.tile_m, backward.tile_n, backward.subtiles)
     return f"TILES({', '.join(map(str, sizes))})"
-
-
-def _compiler() -> str:
-    """The C compiler: $CC, or the first of the usual names on PATH."""
-    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        if found := shutil.which(name):
-            return found
-    raise BuildError("there is no C compiler, which links the library; install gcc or set CC")

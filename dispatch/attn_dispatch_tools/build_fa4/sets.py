@@ -1,29 +1,41 @@
-"""The sets of kernels that are compiled: one for each pair of head dims and dtype."""
+"""The sets of kernels that are compiled: one for each architecture, pair of head dims and dtype."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
-ARCH = "sm90"
+ARCHS = ("sm90", "sm100")
+"""Hopper, for which kernels are compiled by default, and Blackwell (B200), on which none has run."""
+
 DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class ForwardTiles:
-    """A tile of the forward kernel, in query rows (m) and keys (n)."""
+class Tiles:
+    """A tile of a kernel, in query rows (m) and keys (n)."""
 
     tile_m: int
     tile_n: int
+
+    @property
+    def subtiles(self) -> int:
+        """The number of the backward kernel's tiles, side by side, that one entry of a list stands
+        for: 128 query rows."""
+        return _ROWS_OF_AN_ENTRY // self.tile_m
+
+
+@dataclass(frozen=True)
+class ForwardTiles(Tiles):
+    """A tile of the forward kernel for sm90."""
+
     weights_in_registers: bool = True
 
 
 @dataclass(frozen=True)
-class BackwardTiles:
-    """A tile of the backward kernel, in query rows (m) and keys (n), and how its warps share it."""
+class BackwardTiles(Tiles):
+    """A tile of the backward kernel for sm90, and how its warps share it."""
 
-    tile_m: int
-    tile_n: int
     query_stages: int
     out_grad_stages: int
     score_stages: int
@@ -33,30 +45,26 @@ class BackwardTiles:
     query_grad_layout: int
     query_grad_by_one_group: bool = False
 
-    @property
-    def subtiles(self) -> int:
-        """The number of tiles that one entry of a list stands for, side by side: 128 query rows."""
-        return _ROWS_OF_AN_ENTRY // self.tile_m
-
 
 _ROWS_OF_AN_ENTRY = 128
 
 
 @dataclass(frozen=True)
 class KernelSet:
-    """The kernels for one pair of head dims and one dtype."""
+    """The kernels for one architecture, one pair of head dims and one dtype."""
 
+    arch: str
     head_dim: int
     head_dim_v: int
     dtype: str
-    forward: ForwardTiles
-    backward: BackwardTiles
+    forward: Tiles
+    backward: Tiles
 
     @property
     def name(self) -> str:
         """Part of symbols: "sm90_d128_bfloat16", "sm90_d192_128_float16"."""
         both = f"{self.head_dim}" if self.head_dim == self.head_dim_v else self._two_dims
-        return f"{ARCH}_d{both}_{self.dtype}"
+        return f"{self.arch}_d{both}_{self.dtype}"
 
     @property
     def _two_dims(self) -> str:
@@ -85,7 +93,7 @@ class KernelSet:
 
 
 # The tiles for sm90 are those of FlashAttention's own interface, which tuned them on an H100.
-_TILES = {
+_SM90 = {
     (64, 64): (
         ForwardTiles(192, 128),
         BackwardTiles(128, 128, 2, 2, 2, True, False, 2, 2),
@@ -112,9 +120,15 @@ _TILES = {
     ),
 }
 
+# The forward kernel for sm100 has two tiles of 128 query rows at a time, for which a list has one
+# line. Both kernels end at head dim 128, but for 192/128. The backward kernel of that runs as
+# clusters of two, whose lists and sums of dq are others than those of cuda_backend/fa4.
+_SM100 = {(x, x): (Tiles(256, 128), Tiles(128, 128)) for x in (64, 96, 128)}
+
 SETS = {
     x.name: x
-    for dims, tiles in _TILES.items()
-    for x in (KernelSet(*dims, dtype, *tiles) for dtype in DTYPES)
+    for arch, tiles_of in zip(ARCHS, (_SM90, _SM100), strict=True)
+    for dims, tiles in tiles_of.items()
+    for x in (KernelSet(arch, *dims, dtype, *tiles) for dtype in DTYPES)
 }
 """Every set by its name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import subprocess
 import sys
@@ -147,11 +148,47 @@ def test_jobs_is_a_positive_number(capsys):
     assert "argument --jobs: expected at least 1, got 0" in capsys.readouterr().err
 
 
-def test_host_code_is_for_one_architecture(tmp_path, monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    sentence = "error: the kernels' host code is compiled for x86_64, and this is aarch64"
+def test_a_machine_for_which_no_host_code_is_compiled_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    sentence = "error: the kernels' host code is compiled for x86-64 and aarch64, and this is risc"
     with pytest.raises(SystemExit, match=sentence):
         _run("--out", tmp_path)
+
+
+def test_a_library_for_other_machines_has_its_own_objects_and_compiler(
+    stand_in, tmp_path, monkeypatch
+):
+    arguments = ("--python", stand_in.path, "--set", "sm90_d64_float16", "--out", tmp_path / "out")
+    _run(*arguments)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    stand_in.taken()
+    _run(*arguments)
+    assert stand_in.taken() == ["sm90_d64_float16"]
+    monkeypatch.delenv("CC")
+    cross = fa4_stand_in.linker(tmp_path).rename(tmp_path / "x86_64-linux-gnu-gcc")
+    monkeypatch.setenv("PATH", f"{cross.parent}{os.pathsep}{os.environ['PATH']}")
+    _run(*arguments, "--host", "x86-64")
+    assert stand_in.taken() == []  # compiled above
+    assert (tmp_path / "out" / fa4_folder.LIBRARY).is_file()
+
+
+def test_without_a_compiler_for_other_machines_nothing_is_compiled(stand_in, tmp_path, monkeypatch):
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    sentence = (
+        "error: there is no C compiler for aarch64, which links the library; install "
+        "aarch64-linux-gnu-gcc or set CC"
+    )
+    with pytest.raises(SystemExit, match=sentence):
+        _run("--python", stand_in.path, "--host", "aarch64", "--out", tmp_path / "out")
+    assert stand_in.taken() == []
+
+
+def test_a_library_for_other_machines_is_not_put_where_this_one_looks(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    with pytest.raises(SystemExit, match="error: --host aarch64: expected --out too, as this mach"):
+        _run("--host", "aarch64")
 
 
 def test_an_interrupted_build_says_that_it_can_be_continued(

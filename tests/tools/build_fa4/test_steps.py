@@ -14,6 +14,7 @@ import pytest
 from attn_dispatch_tools.build_fa4 import compiling, environment, linking, processes
 from attn_dispatch_tools.build_fa4.compiling import Compiled
 from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.build_fa4.hosts import HOSTS
 from attn_dispatch_tools.build_fa4.sets import SETS
 from tests.support import fa4_stand_in
 
@@ -105,6 +106,9 @@ def test_the_folder_of_a_set_depends_on_whatever_decides_its_objects(tmp_path, m
     folders = [compiling.kept(tmp_path, D64).folder, compiling.kept(tmp_path, MLA).folder]
     forward = dataclasses.replace(D64.forward, tile_m=128)
     folders.append(compiling.kept(tmp_path, dataclasses.replace(D64, forward=forward)).folder)
+    folders += [
+        compiling.kept(tmp_path, D64, x).folder for x in HOSTS.values() if not x.is_this_machine
+    ]
     script = tmp_path / "export_kernels.py"
     script.write_text(compiling.SCRIPT.read_text() + "# changed")
     with monkeypatch.context() as changed:
@@ -185,7 +189,7 @@ def test_an_object_that_needs_more_of_the_driver_does_not_link(both, tmp_path):
 def test_without_a_compiler_the_error_says_what_to_install(both, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(BuildError, match=r"no C compiler, .*; install gcc or set CC"):
+    with pytest.raises(BuildError, match=r"no C compiler for .*; install gcc or set CC"):
         linking.link(both, tmp_path / "library.so")
 
 
