@@ -35,8 +35,8 @@ LENGTHS = np.random.default_rng(0).integers(184, 1844, 16)
 TOKENS = 16384
 assert TOKENS - 1000 < LENGTHS.sum() <= TOKENS
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""A function of query, key and value, each [tokens, heads, dim]."""
+Attention = Callable[..., jax.Array]
+"""A function of query, key and value, each [tokens, heads, dim], and of further arrays."""
 
 
 def parameters(key: jax.Array) -> dict[str, jax.Array]:
@@ -67,14 +67,15 @@ def rotary(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def loss(
-    weights: Any, x: jax.Array, positions: jax.Array, is_real: jax.Array, attention: Attention
-):
+    weights: Any, x: jax.Array, positions: jax.Array, is_real: jax.Array, attention: Attention,
+    further: tuple[jax.Array, ...],
+):  # fmt: skip
     """The mean square of the output, from rows x [tokens, hidden]; padding rows count as 0."""
 
     def layer(x: jax.Array, w: dict[str, jax.Array]):
         y = norm(x)
         q, k, v = ((y @ w[name]).reshape(len(y), -1, DIM) for name in "qkv")
-        out = attention(rotary(q, positions), rotary(k, positions), v)
+        out = attention(rotary(q, positions), rotary(k, positions), v, *further)
         x = x + out.reshape(len(y), -1) @ w["o"]
         y = norm(x)
         return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], None
@@ -85,8 +86,8 @@ def loss(
 
 def train_step(attention: Attention, positions: jax.Array, is_real: jax.Array):
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(weights: Any, momentum: Any, x: jax.Array):
-        value, grads = jax.value_and_grad(loss)(weights, x, positions, is_real, attention)
+    def step(weights: Any, momentum: Any, x: jax.Array, *further: jax.Array):
+        value, grads = jax.value_and_grad(loss)(weights, x, positions, is_real, attention, further)
         momentum = jax.tree.map(lambda m, g: (0.9 * m + g).astype(m.dtype), momentum, grads)
         weights = jax.tree.map(lambda w, m: (w - 1e-3 * m).astype(w.dtype), weights, momentum)
         return weights, momentum, value
@@ -149,9 +150,83 @@ def padded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return out.reshape(q.shape)
 
 
-def none(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def none(q: jax.Array, k: jax.Array, v: jax.Array, *further: jax.Array) -> jax.Array:
     """No attention: the cheapest function that has gradients for all three operands."""
     return q + jnp.repeat(k + v, HEADS // KV_HEADS, axis=1)
+
+
+class Steps:
+    """Compiled steps of one model, which take turns in training it."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+        self._compiled: dict[str, tuple[Any, tuple[jax.Array, ...]]] = {}
+        self.found: dict[str, dict[str, Any]] = {}
+        self._start_anew()
+
+    def add(self, name: str, step: Any, *arrays: jax.Array) -> float:
+        """Compile a step and run it once for its loss, and once more; returns its seconds."""
+        compiled = step.lower(self._weights, self._momentum, *arrays).compile()
+        self._compiled[name] = compiled, arrays
+        try:
+            first_loss = self._run(name)
+        except Exception:
+            self.leave_out(name)
+            self._start_anew()  # the failed step may have taken the weights with it
+            raise
+        start = time.perf_counter()
+        self._run(name)
+        seconds = time.perf_counter() - start
+        memory = compiled.memory_analysis().temp_size_in_bytes
+        self.found[name] = {"memory_bytes": memory, "first_loss": first_loss}
+        self._keep(name, [seconds])
+        return seconds
+
+    def leave_out(self, name: str) -> None:
+        """Take no turns with a step."""
+        del self._compiled[name]
+
+    def take_turns(self, rounds: int, seconds: float, least: int = 2) -> None:
+        """Time all steps in balanced order: each turn is of `seconds`, and of `least` steps."""
+        names, square = list(self._compiled), orders(len(self._compiled))
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for i in range(rounds):
+            for place in square[i % len(square)]:
+                times[names[place]].append(self._seconds(names[place], seconds, least))
+        for name, found in times.items():
+            self._keep(name, found)
+
+    def _start_anew(self) -> None:
+        self._weights = parameters(jax.random.key(0))
+        self._momentum = jax.tree.map(jnp.zeros_like, self._weights)
+
+    def _seconds(self, name: str, seconds: float, least: int) -> float:
+        calls, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds or calls < least:
+            self._run(name)
+            calls += 1
+        return (time.perf_counter() - start) / calls
+
+    def _run(self, name: str) -> float:
+        compiled, arrays = self._compiled[name]
+        self._weights, self._momentum, value = compiled(self._weights, self._momentum, *arrays)
+        return float(value)
+
+    def _keep(self, name: str, times: list[float]) -> None:
+        self.found[name] |= {
+            "step_ms": 1e3 * statistics.median(times),
+            "min_ms": 1e3 * min(times),
+            "tokens_per_second": self.tokens / statistics.median(times),
+            "turns": len(times),
+        }
+
+    def show(self) -> None:
+        """Print a line for each step, and keep the share that attention has in it."""
+        for name, row in self.found.items():
+            share = 1 - self.found["none"]["step_ms"] / row["step_ms"]
+            row["attention_share"] = share
+            print(f"{name:26s}{row['step_ms']:8.2f} ms{row['tokens_per_second']:9.0f} tokens/s"
+                  f"{100 * share:5.1f} % attention", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -164,51 +239,20 @@ def main() -> None:
     calls["ours: segment ids, cudnn"] = by_segment_ids("cudnn")
     calls |= {"none": none, "jax.nn, padded": padded}
     facts = environment() | {"dew_flash_attn": str(flash.version())}
-    weights = parameters(jax.random.key(0))
-    momentum = jax.tree.map(jnp.zeros_like, weights)
-    steps, losses, rows = {}, {}, {}
+    steps = Steps(int(LENGTHS.sum()))
     for name, attention in calls.items():
         if name == "jax.nn, padded":
             padded_positions = np.tile(np.arange(LONGEST), len(LENGTHS))
             is_token = jnp.asarray(padded_positions < np.repeat(LENGTHS, LONGEST))
             step = train_step(attention, jnp.asarray(padded_positions), is_token)
-            rows[name] = len(padded_positions)
+            rows = len(padded_positions)
         else:
             step = train_step(attention, jnp.asarray(positions), jnp.asarray(is_real))
-            rows[name] = TOKENS
-        x = jax.random.normal(jax.random.key(1), (rows[name], HIDDEN), jnp.bfloat16)
-        compiled = step.lower(weights, momentum, x).compile()
-        weights, momentum, value = compiled(weights, momentum, x)
-        steps[name], losses[name] = (compiled, x), float(value)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    names, square = list(steps), orders(len(steps))
-    for i in range(args.rounds):
-        for place in square[i % len(square)]:
-            compiled, x = steps[names[place]]
-            calls_made = 0
-            start = time.perf_counter()
-            while time.perf_counter() - start < args.seconds or calls_made < 2:
-                weights, momentum, value = compiled(weights, momentum, x)
-                jax.block_until_ready(value)
-                calls_made += 1
-            times[names[place]].append((time.perf_counter() - start) / calls_made)
-    tokens = int(LENGTHS.sum())
-    found = {
-        name: {
-            "step_ms": 1e3 * statistics.median(x),
-            "min_ms": 1e3 * min(x),
-            "tokens_per_second": tokens / statistics.median(x),
-            "memory_bytes": steps[name][0].memory_analysis().temp_size_in_bytes,
-            "first_loss": losses[name],
-        }
-        for name, x in times.items()
-    }
-    for name, row in found.items():
-        share = 1 - found["none"]["step_ms"] / row["step_ms"]
-        row["attention_share"] = share
-        print(f"{name:26s}{row['step_ms']:8.2f} ms{row['tokens_per_second']:9.0f} tokens/s"
-              f"{100 * share:5.1f} % attention", flush=True)  # fmt: skip
-    save("model", {"environment": facts, "tokens": tokens, "steps": found}, args.out)
+            rows = TOKENS
+        steps.add(name, step, jax.random.normal(jax.random.key(1), (rows, HIDDEN), jnp.bfloat16))
+    steps.take_turns(args.rounds, args.seconds)
+    steps.show()
+    save("model", {"environment": facts, "tokens": steps.tokens, "steps": steps.found}, args.out)
 
 
 if __name__ == "__main__":

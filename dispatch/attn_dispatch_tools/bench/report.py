@@ -31,6 +31,12 @@ class CellResults:
             found = found.get(key) if isinstance(found, dict) else None
         return found if isinstance(found, int | float) else None
 
+    def with_peers_of(self, later: CellResults) -> CellResults:
+        """These results and those of a later run, which count where both have a peer."""
+        directions = dict.fromkeys((*self.results, *later.results))
+        results = {x: self.results.get(x, {}) | later.results.get(x, {}) for x in directions}
+        return CellResults(self.cell, results, self.notes | later.notes)
+
 
 @dataclass
 class Report:
@@ -72,6 +78,8 @@ class Report:
 def read(paths: Sequence[Path]) -> Report:
     """The reports of several files as one. If two files have the same cell, the later one counts.
 
+    A cell with a mask has the peers of all files: each run compares them with dense attention.
+
     Raises:
       ValueError: a file is not such a report, or was made on another device or with other versions.
     """
@@ -90,7 +98,9 @@ def read(paths: Sequence[Path]) -> Report:
         for key in ("peers", "absent"):
             found.environment[key] = found.environment[key] | one.environment[key]
         for x in one.cells:
-            cells[x.cell.grid, x.cell.name] = x
+            name = (x.cell.grid, x.cell.name)
+            earlier = cells.get(name) if x.cell.mask is not None else None
+            cells[name] = x if earlier is None else earlier.with_peers_of(x)
     if found is None:
         raise ValueError("expected the JSON file of a run, got none")
     found.cells = list(cells.values())

@@ -200,6 +200,19 @@ def test_the_table_has_shares_times_and_ratios(masks_report, tmp_path):
     assert shown == sorted(shown) and len(tables) == 40
 
 
+def test_a_later_file_adds_peers_to_a_mask(masks_report, tmp_path):
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    masks_report.write(paths[0])
+    (first, *_) = masks_report.cells
+    results = {"forward": {"ours": first.results["forward"]["ours"] | {"over_dense": 2.0}}}
+    results["forward"]["torch: flex"] = {"reason": "none"}
+    Report(masks_report.environment, {}, [CellResults(first.cell, results)]).write(paths[1])
+    both = report.read(paths).cells[0]
+    assert [*both.results["forward"]] == [*ROWS, "torch: flex"]
+    assert both.value("forward", "ours", "over_dense") == 2.0
+    assert both.value("forward_backward", "ours", "over_dense") == 1.13
+
+
 def test_the_line_of_a_mask_has_times_and_ratios(masks_report):
     text = screen.summary_line(masks_report.cells[0])
     assert text.startswith("masks: causal b1 32k: ours ") and text.endswith(" µs")
