@@ -151,8 +151,13 @@ def _lists_bytes(batch: int, tiles: int, width: int) -> int:
 
 def _seen_and_full(rows: jax.Array, grid: TileGrid) -> tuple[jax.Array, jax.Array]:
     """The sets of tiles of keys that are seen, and seen in full, for each tile of queries: words
-    [1|B, query tiles, W] from its first tile of keys on."""
+    [1|B, query tiles, W] from its first tile of keys on.
+
+    XLA for CPUs would merge the searches that some rows come from with each of their uses, and
+    repeat them there. A barrier keeps it from that.
+    """
     tiles, height, width = grid.query_tiles, grid.tile.queries, jnp.int32(grid.tile.keys)
+    rows = lax.optimization_barrier(rows)
     # Repeated, the last query alters neither set.
     padding = ((0, 0), (0, tiles * height - grid.queries), (0, 0))
     rows = jnp.pad(rows, padding, mode="edge").reshape(rows.shape[0], tiles, 1, height, 4)
