@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.semantics import tile_lists
+from attn_dispatch.semantics.interval_union import union
 from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 from tests.support.interval_calls import Draw, dense
@@ -44,11 +45,14 @@ GRIDS = (
     Lengths(90, 40, (8, 8), (-70, -50)),
     Lengths(40, 40, (8, 8), (5, 5)),
     Lengths(40, 40, (8, 8), (45, 60)),
+    Lengths(100, 201, (2, 3)),  # sets of tiles of several words
+    Lengths(129, 131, (4, 1), (-70, 9)),
+    Lengths(139, 260, (1, 4), (11, 90)),
 )
 
 
 def drawn_rows(grid: Lengths, rng: Draw) -> np.ndarray:
-    """Rows of intervals inside the band, with dead rows, equal rows, and overlapping intervals."""
+    """Rows of intervals inside the band, with dead rows and equal rows."""
     batch, t, s = 2, grid.queries, grid.keys
     ends = np.sort(rng.randint(0, s + 1, (batch, t, 2, 2)), axis=3)
     if rng.rand() < 0.6:
@@ -64,7 +68,8 @@ def drawn_rows(grid: Lengths, rng: Draw) -> np.ndarray:
         rows[:, rng.randint(0, t, 3)] = 0
     if rng.rand() < 0.3:
         rows[:, :, 1] = 0
-    return rows.reshape(batch, t, 4).astype(np.int32)
+    a, length_a, b, length_b = np.moveaxis(rows.reshape(batch, t, 4), 2, 0).astype(np.int32)
+    return np.asarray(union([(a, a + length_a), (b, b + length_b)])[0])
 
 
 def kinds_of(mask: np.ndarray, tile: tuple[int, int]) -> np.ndarray:
@@ -121,28 +126,29 @@ def test_lists_name_the_tiles_of_the_mask(grid):
 
 
 MUTANTS = {
-    "a tile beyond an interval": ("-(-end // grid.tile.keys)", "end // grid.tile.keys + 1"),
-    "a tile before an interval": ("last_touched = begin //", "last_touched = (begin - 1) //"),
-    "the second interval ignored": ("reshape(batch, tiles, -1, 2)",
-                                    "reshape(batch, tiles, -1, 2)[:, :, ::2]"),
-    "overlapping intervals": ("jnp.pad(normal(rows)", "jnp.pad(rows"),
-    "full by some rows": ("covering == real", "0 * real < covering"),
-    "padding rows must see": ("jnp.minimum(grid.queries -", "jnp.minimum(tiles * height -"),
+    "a tile beyond an interval": ("end + (width - 1), width", "end + width, width"),
+    "a tile before an interval": ("lax.div(begin, width)", "lax.div(begin - 1, width)"),
+    "the second interval ignored": ("(rows[..., 2], rows[..., 3])", "(rows[..., 0], rows[..., 1])"),
+    "tiles covered by two rows": ("any_and_all(touched[0] | touched[1], covered[0] | covered[1])",
+                                  "[any_and_all(x, x)[0] for x in (touched[0] | touched[1], "
+                                  "covered[0] | covered[1])]"),
+    "padding rows must see": ('padding, mode="edge"', "padding"),
     "padding keys must be seen": ("jnp.where(end == grid.keys, grid.key_tiles,",
                                   "jnp.where(end < 0, grid.key_tiles,"),
-    "tiles covered from their middle on": ("first_covered = -(-begin", "first_covered = (begin"),
-    "limits not counted": ('side="right"', 'side="left"'),
-    "indices in the wrong place": ("dtype=jnp.int32) - 1", "dtype=jnp.int32)"),
+    "tiles covered from their middle on": ("lax.div(begin + (width - 1),", "lax.div(begin,"),
+    "full tiles in both lists": ("seen & ~full", "seen"),
     "a list too short": ("(places - 2) // other_tile + 2", "(places - 1) // other_tile + 1"),
-    "backward lists not transposed": ("kinds.swapaxes(1, 2)", "kinds"),
-    "the band of keys one tile off": ("+ self.band.low) // self.tile.keys",
-                                      "+ self.band.low) // self.tile.keys + 1"),
-    "the band of queries one tile off": ("- self.band.high) // self.tile.queries",
-                                         "- self.band.high) // self.tile.queries + 1"),
+    "backward lists not transposed": ("has(words, query_tile, place)",
+                                      "has(words, key_tile + 0 * place, query_tile)"),
+    "the band of keys one tile off": ("+ self.band.low, 0)",
+                                      "+ self.band.low + self.tile.keys, 0)"),
+    "the band of queries one tile off": ("- self.band.high, 0)",
+                                         "- self.band.high + self.tile.queries, 0)"),
     "a list that ends past the last tile": ("self.query_tiles - self.backward_width)",
                                             "self.query_tiles)"),
-    "pairs of tiles outside the band": ("jnp.where(is_there[None], found, _NONE)", "found"),
-    "kinds exchanged": ("for kind in (_PARTIAL, _FULL)", "for kind in (_FULL, _PARTIAL)"),
+    "pairs of tiles outside the band": ("& is_there[None]", "& True"),
+    "tiles past the list": ("(number < width) & ", ""),
+    "kinds exchanged": ("for words in (seen & ~full, full)", "for words in (full, seen & ~full)"),
 }  # fmt: skip
 """Wrong list builders: what is wrong, and the text that makes it so."""
 

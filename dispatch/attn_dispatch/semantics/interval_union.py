@@ -40,12 +40,6 @@ def union(ranges: Sequence[Range]) -> tuple[jax.Array, jax.Array | None]:
     return _of_many(ranges)
 
 
-def normal(rows: jax.Array) -> jax.Array:
-    """The normal form of rows whose intervals may overlap, or be in any order."""
-    a, length_a, b, length_b = (rows[..., i] for i in range(4))
-    return _of_two((a, a + length_a), (b, b + length_b))
-
-
 def _rows(a: jax.Array, a_end: jax.Array, b: jax.Array, b_end: jax.Array) -> jax.Array:
     parts: list[jax.Array] = []
     for begin, end in ((a, a_end), (b, b_end)):

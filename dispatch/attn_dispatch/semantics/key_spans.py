@@ -13,7 +13,8 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.interval_union import Range
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.ranks import Ranks
-from attn_dispatch.semantics.row_ids import RowIds, row_lengths, search
+from attn_dispatch.semantics.row_ids import RowIds, pick, row_lengths, search
+from attn_dispatch.semantics.segment_runs import SegmentRuns
 
 
 @dataclass(frozen=True)
@@ -90,20 +91,26 @@ class _Queries:
 
 
 def _packed(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> _Queries:
-    ranges = SequenceRanges.of(spec, operands)
-    ids = ranges.sequence_of_query
-    index = jnp.maximum(ids - 1, 0)
-
-    def pick(of_sequence: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(of_sequence, index, axis=1, mode="promise_in_bounds")
-
-    keys = pick(ranges.lengths_kv)
+    if spec.has("query_segment_ids"):
+        runs = SegmentRuns.of(spec, operands)
+        ids, (starts, key_starts), (lengths, key_lengths) = (
+            runs.ids.query,
+            runs.starts,
+            runs.lengths,
+        )
+        index = ids
+    else:
+        ranges = SequenceRanges.of(spec, operands)
+        ids, index = ranges.sequence_of_query, jnp.maximum(ranges.sequence_of_query - 1, 0)
+        starts, key_starts = ranges.starts_q, ranges.starts_kv
+        lengths, key_lengths = ranges.lengths_q, ranges.lengths_kv
+    keys = pick(key_lengths, index)
     return _Queries(
-        _iota(spec.seq_len_q) - pick(ranges.starts_q),
-        pick(ranges.starts_kv),
+        _iota(spec.seq_len_q) - pick(starts, index),
+        pick(key_starts, index),
         keys,
-        keys - pick(ranges.lengths_q),
-        ranges.real_queries,
+        keys - pick(lengths, index),
+        ids > 0,
         ids,
     )
 

@@ -170,9 +170,12 @@ def _is_inside(
     return _iota(full_length(spec, side)) < lengths[:, None]
 
 
-def _from_segment_ids(
-    spec: AttentionSpec, operands: Operands
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def ids_in_range(spec: AttentionSpec, operands: Operands) -> tuple[RowIds, jax.Array | None]:
+    """Segment ids as they are given, but 0 where they are out of range, and which batch rows are
+    invalid, bool [B, 1].
+
+    Of invalid rows, `RowIds.invalid` has those alone whose own id is out of range.
+    """
     given = {side: operands[_SEGMENT_IDS[side]] for side in SIDES}
     of_row = _invalid_rows(spec, operands)
     is_inside = {side: _is_inside(spec, operands, side, of_row) for side in SIDES}
@@ -183,10 +186,20 @@ def _from_segment_ids(
         ids[side] = jnp.where(is_id if largest is None else is_id & (x <= largest), x, 0)
     # An id out of range was not 0 and has become 0.
     invalid = is_inside["query"] & (given["query"] != 0) & (ids["query"] == 0)
+    return RowIds(ids["query"], ids["key"], invalid), of_row
+
+
+def _from_segment_ids(
+    spec: AttentionSpec, operands: Operands
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    found, of_row = ids_in_range(spec, operands)
+    ids, invalid = {side: found.of_side(side) for side in SIDES}, found.invalid
+    assert invalid is not None
+    largest = spec.meaning.max_segments
     if largest is not None:
         misplaced = _misplaced(spec, ids, largest)
-        invalid |= _pick(misplaced, ids["query"])
-        ids = {side: jnp.where(_pick(misplaced, x), 0, x) for side, x in ids.items()}
+        invalid |= pick(misplaced, ids["query"])
+        ids = {side: jnp.where(pick(misplaced, x), 0, x) for side, x in ids.items()}
     return ids["query"], ids["key"], invalid if of_row is None else invalid | of_row
 
 
@@ -196,7 +209,7 @@ def _misplaced(spec: AttentionSpec, ids: Mapping[str, jax.Array], largest: int) 
     misplaced = jnp.zeros((spec.batch, largest + 1), jnp.int32)
     for side, x in ids.items():
         # A place in order gets the index largest + 1, which mode="drop" ignores.
-        found = jnp.where(_out_of_order(x, _longest(spec, side)), x, largest + 1)
+        found = jnp.where(_out_of_order(x, longest_run(spec, side)), x, largest + 1)
         misplaced = misplaced.at[batch, found].max(1, mode="drop")
     return misplaced > 0
 
@@ -222,8 +235,8 @@ def _from_cu_seqlens(
     of_row = _invalid_cu_seqlens(spec, operands, repaired)
     invalid = jnp.pad(_invalid_sequences(spec, repaired, of_row), ((0, 0), (1, 0)))
     query, key = (_sequence_of(repaired[side], full_length(spec, side)) for side in SIDES)
-    is_invalid = _pick(invalid, query)
-    ids = jnp.where(is_invalid, 0, query), jnp.where(_pick(invalid, key), 0, key)
+    is_invalid = pick(invalid, query)
+    ids = jnp.where(is_invalid, 0, query), jnp.where(pick(invalid, key), 0, key)
     return *ids, is_invalid | of_row
 
 
@@ -241,7 +254,7 @@ def _invalid_sequences(spec: AttentionSpec, repaired: Operands, of_row: jax.Arra
     """bool [B, M], from repaired cu_seqlens and the rows [B, 1] in which they were invalid."""
     invalid = of_row
     for side in SIDES:
-        invalid = invalid | (jnp.diff(repaired[side], axis=1) > _longest(spec, side))
+        invalid = invalid | (jnp.diff(repaired[side], axis=1) > longest_run(spec, side))
     return invalid
 
 
@@ -264,11 +277,12 @@ def _sequence_of(cu_seqlens: jax.Array, length: int) -> jax.Array:
     return jnp.where((index > 0) & (index < cu_seqlens.shape[1]), index, 0)
 
 
-def _longest(spec: AttentionSpec, side: str) -> int:
+def longest_run(spec: AttentionSpec, side: str) -> int:
+    """The most places that a segment or sequence may have on one side."""
     return spec.longest_sequences[SIDES.index(side)]
 
 
-def _pick(per_id: jax.Array, ids: jax.Array) -> jax.Array:
+def pick(per_id: jax.Array, ids: jax.Array) -> jax.Array:
     """The entry of `per_id` [B, M + 1] for each id [B, L]."""
     return jnp.take_along_axis(per_id, ids, axis=1, mode="promise_in_bounds")
 

@@ -16,10 +16,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_dispatch.semantics.interval_union import normal
 from attn_dispatch.semantics.key_bands import KeyBand
-
-_NONE, _PARTIAL, _FULL = 0, 1, 2
+from attn_dispatch.semantics.tile_bits import (
+    BITS,
+    any_and_all,
+    has,
+    members,
+    packed,
+    ranges,
+    words_for,
+)
 
 
 @dataclass(frozen=True)
@@ -85,16 +91,17 @@ class TileGrid:
         """The first tile of keys in the list of a tile of queries, if its band is closed."""
         if self.forward_width == self.key_tiles or self.band.low is None:
             return jnp.zeros_like(query_tile)
-        first = (query_tile * self.tile.queries + self.band.low) // self.tile.keys
-        return jnp.maximum(first, 0)
+        first = jnp.maximum(query_tile * self.tile.queries + self.band.low, 0)
+        return lax.div(first, jnp.int32(self.tile.keys))
 
     def first_query_tile(self, key_tile: jax.Array) -> jax.Array:
         """The first tile of queries in the list of a tile of keys, if its band is closed."""
         if self.backward_width == self.query_tiles or self.band.high is None:
             return jnp.zeros_like(key_tile)
-        first = (key_tile * self.tile.keys - self.band.high) // self.tile.queries
+        first = jnp.maximum(key_tile * self.tile.keys - self.band.high, 0)
+        first = lax.div(first, jnp.int32(self.tile.queries))
         # The list of a tile of keys near the end may not reach past the last tile of queries.
-        return jnp.clip(first, 0, self.query_tiles - self.backward_width)
+        return jnp.minimum(first, self.query_tiles - self.backward_width)
 
     def forward_bytes(self, batch: int) -> int:
         """Bytes of `forward_lists`."""
@@ -106,25 +113,28 @@ class TileGrid:
 
 
 def forward_lists(rows: jax.Array, grid: TileGrid) -> TileLists:
-    """For each tile of queries its tiles of keys, from rows [1|B, T, 4] of intervals."""
-    kinds = _kinds(rows, grid)
-    first = grid.first_key_tile(jnp.arange(grid.query_tiles, dtype=jnp.int32))
-    return _lists(kinds, first)
+    """For each tile of queries its tiles of keys, from rows [1|B, T, 4] of intervals in the normal
+    form of interval_union.py."""
+    seen, full = _seen_and_full(rows, grid)
+    return _lists(seen, full, grid.first_key_tile(_numbers(grid.query_tiles)), grid.forward_width)
 
 
 def backward_lists(rows: jax.Array, grid: TileGrid) -> TileLists:
-    """For each tile of keys its tiles of queries, from rows [1|B, T, 4] of intervals."""
-    kinds = _kinds(rows, grid)
-    first = grid.first_query_tile(jnp.arange(grid.key_tiles, dtype=jnp.int32))
-    if grid.forward_width == grid.key_tiles and grid.backward_width == grid.query_tiles:
-        return _lists(kinds.swapaxes(1, 2), first)
-    key_tile = jnp.arange(grid.key_tiles, dtype=jnp.int32)[:, None]
-    query_tile = first[:, None] + jnp.arange(grid.backward_width, dtype=jnp.int32)[None]
-    # Where the entry of a pair of tiles is among those of its tile of queries.
+    """For each tile of keys its tiles of queries, from rows as in `forward_lists`."""
+    width = grid.backward_width
+    first = grid.first_query_tile(_numbers(grid.key_tiles))
+    key_tile = _numbers(grid.key_tiles)[:, None]
+    number = _numbers(words_for(width) * BITS)[None]
+    query_tile = jnp.minimum(first[:, None] + number, grid.query_tiles - 1)
+    # Where the tile of keys is among those that the set of a tile of queries may name.
     place = key_tile - grid.first_key_tile(query_tile)
-    is_there = (place >= 0) & (place < grid.forward_width)
-    found = kinds[:, query_tile, jnp.clip(place, 0, grid.forward_width - 1)]
-    return _lists(jnp.where(is_there[None], found, _NONE), first)
+    is_there = (number < width) & (place >= 0) & (place < grid.forward_width)
+    place = jnp.clip(place, 0, grid.forward_width - 1)
+    seen, full = (
+        packed(has(words, query_tile, place) & is_there[None])
+        for words in _seen_and_full(rows, grid)
+    )
+    return _lists(seen, full, first, width)
 
 
 def _width(band: KeyBand, tile: int, other_tile: int, other_tiles: int) -> int:
@@ -139,68 +149,42 @@ def _lists_bytes(batch: int, tiles: int, width: int) -> int:
     return 4 * batch * tiles * 2 * (1 + width)
 
 
-def _kinds(rows: jax.Array, grid: TileGrid) -> jax.Array:
-    """int32 [1|B, query tiles, forward width]: how a tile is seen, of _NONE, _PARTIAL and _FULL.
+def _seen_and_full(rows: jax.Array, grid: TileGrid) -> tuple[jax.Array, jax.Array]:
+    """The sets of tiles of keys that are seen, and seen in full, for each tile of queries: words
+    [1|B, query tiles, W] from its first tile of keys on.
 
-    XLA would merge the searches that rows and kinds come from with each of their uses, and repeat
-    them there. Barriers keep it from that: lists of images and text took 190 ms on a CPU and take
-    5 ms, with 8,192 tokens.
+    XLA for CPUs would merge the searches that some rows come from with each of their uses, and
+    repeat them there. A barrier keeps it from that.
     """
-    batch, tiles, height = rows.shape[0], grid.query_tiles, grid.tile.queries
-    padding = tiles * height - grid.queries
+    tiles, height, width = grid.query_tiles, grid.tile.queries, jnp.int32(grid.tile.keys)
     rows = lax.optimization_barrier(rows)
-    ends = jnp.pad(normal(rows), ((0, 0), (0, padding), (0, 0))).reshape(batch, tiles, -1, 2)
-    begin, end = ends[..., 0], ends[..., 0] + ends[..., 1]
-    # The tiles of keys first <= j < last that an interval touches, and those that it covers; of one
-    # inside a tile last < first. The last tile of keys may be smaller.
-    first_touched, last_touched = begin // grid.tile.keys, -(-end // grid.tile.keys)
-    first_covered = -(-begin // grid.tile.keys)
-    last_covered = jnp.where(end == grid.keys, grid.key_tiles, end // grid.tile.keys)
-    ends = jnp.stack([first_touched, last_touched, first_covered, last_covered])
-    counts = _counts_up_to(ends, _key_tiles(grid))
-    # Intervals do not overlap, so each row has at most one that covers a tile.
-    seeing, covering = counts[0] - counts[1], counts[2] - counts[3]
-    real = jnp.minimum(grid.queries - jnp.arange(tiles, dtype=jnp.int32) * height, height)
-    is_full = covering == real[None, :, None]
-    kinds = jnp.where(seeing == 0, _NONE, jnp.where(is_full, _FULL, _PARTIAL))
-    return lax.optimization_barrier(kinds.astype(jnp.int32))
+    # Repeated, the last query alters neither set.
+    padding = ((0, 0), (0, tiles * height - grid.queries), (0, 0))
+    rows = jnp.pad(rows, padding, mode="edge").reshape(rows.shape[0], tiles, 1, height, 4)
+    words = words_for(grid.forward_width)
+    first = grid.first_key_tile(_numbers(tiles))[:, None] + BITS * _numbers(words)[None]
+    first = first[None, :, :, None]
+    touched: list[jax.Array] = []
+    covered: list[jax.Array] = []
+    for begin, length in ((rows[..., 0], rows[..., 1]), (rows[..., 2], rows[..., 3])):
+        end = begin + length
+        last_touched = lax.div(end + (width - 1), width)
+        touched.append(ranges(lax.div(begin, width), last_touched, first))
+        # The last tile of keys may be smaller.
+        last_covered = jnp.where(end == grid.keys, grid.key_tiles, lax.div(end, width))
+        covered.append(ranges(lax.div(begin + (width - 1), width), last_covered, first))
+    # Keys are between both intervals, so that none but one of them covers a tile.
+    return any_and_all(touched[0] | touched[1], covered[0] | covered[1])
 
 
-def _key_tiles(grid: TileGrid) -> jax.Array:
-    """int32 [query tiles, forward width]: the tiles of keys that a list may name."""
-    first = grid.first_key_tile(jnp.arange(grid.query_tiles, dtype=jnp.int32))
-    return first[:, None] + jnp.arange(grid.forward_width, dtype=jnp.int32)[None]
-
-
-def _counts_up_to(numbers: jax.Array, limits: jax.Array) -> jax.Array:
-    """How many of numbers [parts, 1|B, M, L] are at most each of limits [M, K].
-
-    They are sorted, and limits are searched. To compare all numbers with all limits in a sum would
-    be a kernel that XLA takes minutes to compile for GPUs, with 131,072 tokens (JAX 0.10.2).
-
-    Returns:
-      int32 [parts, 1|B, M, K].
-    """
-
-    def count(row: jax.Array, wanted: jax.Array) -> jax.Array:
-        return jnp.searchsorted(row, wanted, side="right", method="scan_unrolled")
-
-    of_tiles = jax.vmap(jax.vmap(jax.vmap(count), (0, None)), (0, None))
-    return of_tiles(jnp.sort(numbers, axis=-1), limits).astype(jnp.int32)
-
-
-def _lists(kinds: jax.Array, first: jax.Array) -> TileLists:
-    """Lists from the kinds [1|B, M, K] of tiles that are numbered from `first` [M] on."""
-    batch, tiles, width = kinds.shape
-    row, tile, number = (lax.broadcasted_iota(jnp.int32, kinds.shape, axis) for axis in range(3))
-    found = first[None, :, None] + number
+def _lists(seen: jax.Array, full: jax.Array, first: jax.Array, width: int) -> TileLists:
+    """The lists of sets of tiles that are numbered from `first` [M] on."""
     made: list[jax.Array] = []
-    for kind in (_PARTIAL, _FULL):
-        is_kind = kinds == kind
-        rank = jnp.cumsum(is_kind, axis=2, dtype=jnp.int32) - 1
-        # A tile of another kind has a place of its own past the end, where nothing is written.
-        place = jnp.where(is_kind, rank, width + number)
-        indices = jnp.zeros((batch, tiles, width), jnp.int32)
-        indices = indices.at[row, tile, place].set(found, mode="drop", unique_indices=True)
-        made += [is_kind.sum(axis=2, dtype=jnp.int32)[:, None], indices[:, None]]
+    for words in (seen & ~full, full):
+        counts, indices = members(words, first, width)
+        made += [counts[:, None], indices[:, None]]
     return TileLists(*made)
+
+
+def _numbers(count: int) -> jax.Array:
+    return jnp.arange(count, dtype=jnp.int32)

@@ -1,0 +1,114 @@
+"""The runs of segment ids, found where ids change.
+
+They are those of row_ids.py and packing.py, for calls with max_segments. These scan all places
+several times and search them, which takes a GPU some thirty kernels. Here the few places at which
+runs begin or end are scattered to their ids, in one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.row_ids import (
+    RowIds,
+    full_length,
+    ids_in_range,
+    longest_run,
+    pick,
+)
+
+
+@dataclass(frozen=True)
+class SegmentRuns:
+    """The queries and the keys of every segment id, from 0 (padding, which has none) to M."""
+
+    ids: RowIds
+    """The same as `RowIds.of`."""
+    starts: tuple[jax.Array, jax.Array]
+    """Of queries and of keys, int32 [B, M + 1]; unspecified where the id has none."""
+    lengths: tuple[jax.Array, jax.Array]
+    """0 for ids without places, and for invalid ones."""
+
+    @staticmethod
+    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> SegmentRuns:
+        """The runs of a call with segment ids and max_segments."""
+        given, of_row = ids_in_range(spec, operands)
+        queries, keys = _runs(spec, given)
+        misplaced = queries.is_misplaced | keys.is_misplaced
+        is_out = pick(misplaced, given.query)
+        assert given.invalid is not None
+        invalid = given.invalid | is_out
+        ids = RowIds(
+            jnp.where(is_out, 0, given.query),
+            jnp.where(pick(misplaced, given.key), 0, given.key),
+            invalid if of_row is None else invalid | of_row,
+        )
+        lengths_q, lengths_kv = (jnp.where(misplaced, 0, x.end - x.start) for x in (queries, keys))
+        return SegmentRuns(ids, (queries.start, keys.start), (lengths_q, lengths_kv))
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The places of one side's ids, int32 [B, M + 1]; start = end where an id has none."""
+
+    start: jax.Array
+    end: jax.Array
+    is_misplaced: jax.Array
+    """bool: the places are no single run, follow a larger id, or are too many."""
+
+
+def _runs(spec: AttentionSpec, ids: RowIds) -> tuple[_Runs, _Runs]:
+    """The runs of both sides."""
+    largest = spec.meaning.max_segments
+    assert largest is not None
+    count, numbers = largest + 1, list[jax.Array]()
+    for x in (ids.query, ids.key):
+        before, after = (jnp.pad(x, ((0, 0), side)) for side in ((1, 0), (0, 1)))
+        is_first, is_last = x != before[:, :-1], x != after[:, 1:]
+        place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        length = x.shape[1]
+        # The largest of each: of the first beginning, the last beginning and the last end.
+        numbers += [
+            jnp.where(is_first, length - place, 0),
+            jnp.where(is_first, place + 1, 0),
+            jnp.where(is_last, place + 1, 0),
+        ]
+    found = _largest_by_id(numbers, ids, count)
+    return _of_side(spec, "query", found[:, :3]), _of_side(spec, "key", found[:, 3:])
+
+
+def _largest_by_id(numbers: list[jax.Array], ids: RowIds, count: int) -> jax.Array:
+    """int32 [B, 6, M + 1]: the largest of the six numbers of each id's places, at least 0; the
+    first three belong to queries."""
+    batch = ids.query.shape[0]
+    size = batch * len(numbers) * count
+    indices: list[jax.Array] = []
+    for i, x in enumerate(numbers):
+        of_place = ids.query if i < len(numbers) // 2 else ids.key
+        row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+        index = (row * len(numbers) + i) * count + of_place
+        # Few places count. mode="drop" ignores the others.
+        indices.append(jnp.where((x > 0) & (of_place > 0), index, size))
+    updates, at = (jnp.concatenate(x, axis=1).reshape(-1) for x in (numbers, indices))
+    found = jnp.zeros(size, jnp.int32).at[at].max(updates, mode="drop")
+    return found.reshape(batch, len(numbers), count)
+
+
+def _of_side(spec: AttentionSpec, side: str, found: jax.Array) -> _Runs:
+    """The runs of one side, from its part [B, 3, M + 1] of `_largest_by_id`."""
+    length = full_length(spec, side)
+    end = found[:, 2]
+    start = length - found[:, 0]  # the length of the row for ids without places
+    is_there = end > 0
+    is_several = found[:, 1] - 1 != start
+    later = lax.cummin(start, axis=1, reverse=True)  # the first place of this or a larger id
+    later = jnp.pad(later, ((0, 0), (0, 1)), constant_values=length)[:, 1:]
+    is_long = end - start > longest_run(spec, side)
+    is_misplaced = is_there & (is_several | (later < end) | is_long)
+    return _Runs(start, jnp.where(is_there, end, start), is_misplaced)
