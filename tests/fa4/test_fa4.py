@@ -14,8 +14,9 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import compiled, interval_calls, rules
 from attn_dispatch.fa4.call import kernels_for
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
-from attn_dispatch_tools.verify import drawn_mods, draws
+from attn_dispatch_tools.verify import drawn_masks, draws
 from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.mask_draws import mask_examples
 from tests.support import interval_kernels_in_numpy as in_numpy
 from tests.support.comparing import check_both_directions
 from tests.support.flash_cases import NAMED
@@ -79,7 +80,9 @@ def is_supported(case: Case) -> bool:
     )
 
 
-DRAWN = [replace(x, dtype="float32") for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
+ANY_CALL = [x for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
+MASKED = [x for x in mask_examples(60, 20270113, draws.SMALL) if x.mask_mod is not None]
+DRAWN = [replace(x, dtype="float32") for x in (*ANY_CALL, *MASKED)]
 
 CASES = [x for x in (*NAMED, *SMALL, *DRAWN) if is_supported(x)]
 
@@ -89,7 +92,12 @@ def test_results_and_gradients_agree_with_the_reference(kernels, case: Case):
     check_both_directions(fa4, SM90, case)
 
 
-@pytest.mark.parametrize("mod", drawn_mods.MASKS)
+def test_masks_of_ranges_that_are_drawn_run_on_the_kernels():
+    ranges = [x for x in MASKED if x.mask_mod and x.mask_mod[0] in drawn_masks.RANGES]
+    assert len({x.name for x in ranges} & {x.name for x in CASES}) > 0.7 * len(ranges) > 10
+
+
+@pytest.mark.parametrize("mod", drawn_masks.FORMULAS)
 @pytest.mark.parametrize("facts", [{}, {"is_causal": True, "lse_grad": True}], ids=["", "causal"])
 def test_mask_mods_agree_with_the_reference_or_are_refused(kernels, mod: str, facts):
     case = Case("mod", t=13, s=11, mask_mod=(mod, 3), **facts)
