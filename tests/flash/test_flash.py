@@ -20,8 +20,9 @@ from attn_dispatch import (
     settings,
 )
 from attn_dispatch import target as planning_for
+from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import parse
-from attn_dispatch.flash import clear_rows, kernels, library, rules
+from attn_dispatch.flash import kernels, library, rules
 from attn_dispatch.flash.generations import FA2, FA3
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify import draws
@@ -281,17 +282,6 @@ def test_operands_results_and_attributes_of_custom_calls(monkeypatch):
     _, operands, results = calls["attn_dispatch_flash_backward_packed"]
     assert operands[4:] == ["96x8x64xbf16", "8x96xf32", *offsets]
     assert results[3:] == [f"{8 * (96 + 128 * 12)}xf32"] * 2
-
-
-def test_cuda_library_clears_rows_in_place(monkeypatch):
-    monkeypatch.setattr(clear_rows, "_native", lambda: object())
-    rows, flags = jax.ShapeDtypeStruct((6, 2, 8), jnp.bfloat16), jax.ShapeDtypeStruct((6,), "bool")
-    line, operands, _ = lowered(clear_rows.cleared, rows, flags)[clear_rows.TARGET]
-    assert operands == ["6x2x8xbf16", "6xui8"] and "output_operand_alias" in line
-    monkeypatch.setattr(clear_rows, "_native", lambda: None)
-    flags = jnp.asarray([1, 0, 2], jnp.uint8)
-    out = clear_rows.cleared(jnp.ones((3, 1, 1)), flags)[:, 0, 0]
-    np.testing.assert_array_equal(out, [1, 0, np.nan])
 
 
 def test_one_array_for_both_sides_counts_as_equal_lengths():

@@ -14,8 +14,8 @@ import pytest
 import attn_dispatch
 from attn_dispatch import cudnn
 from attn_dispatch.cudnn.call import variants_of
+from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import default_device
-from attn_dispatch.flash import clear_rows
 from attn_dispatch_tools.verify.case import spec_of
 from tests.support.exported_case import CASE, arrays, attend
 from tests.support.repository import environment

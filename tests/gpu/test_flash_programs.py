@@ -15,6 +15,7 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import flash
+from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import default_device
 from tests.support.flash_programs import assert_close, attend, gradients, packed
 from tests.support.gpu_programs import arrays, device_bytes_in_use, pool_bytes
@@ -114,7 +115,7 @@ def test_two_implementations_run_forward_and_backward():
 
 
 def test_an_exported_module_runs_in_a_process_that_registers(tmp_path):
-    targets = [*flash.library.TARGETS, flash.clear_rows.TARGET]
+    targets = [*flash.library.TARGETS, clear_rows.TARGET]
     checks = [jax.export.DisabledSafetyCheck.custom_call(x) for x in targets]
     operands = arrays(4)
     exported = jax.export.export(gradients(packed), disabled_checks=checks)(*operands)

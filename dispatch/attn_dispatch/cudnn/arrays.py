@@ -28,6 +28,7 @@ from attn_dispatch.semantics.real_rows import (
     each_query_attends,
     leading_padding_rows,
 )
+from attn_dispatch.semantics.row_flags import INVALID, PADDING, REAL
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
@@ -155,10 +156,6 @@ def backward_results(
     return tuple(found[name] for name in spec.wanted.gradients)
 
 
-_REAL, _INVALID = 1, 2
-"""Flags of rows, as in clear_rows.h; 0 is padding."""
-
-
 def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """Flags, uint8 [rows], of queries and in the backward pass of keys too; see clear_rows.h."""
     if not call.clears_rows:
@@ -166,10 +163,10 @@ def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list
     real = RealRows.of(spec, operands)
     assert real.queries is not None
     queries = jnp.broadcast_to(real.queries.any(axis=1), (spec.batch, spec.seq_len_q))
-    flags = jnp.where(queries, jnp.uint8(_REAL), jnp.uint8(0))
+    flags = jnp.where(queries, REAL, PADDING)
     invalid = invalid_queries(spec, operands)
     if invalid is not None and not spec.is_backward:
-        flags = jnp.where(invalid, jnp.uint8(_INVALID), flags)
+        flags = jnp.where(invalid, INVALID, flags)
     flags = _repeated_by_head(flags, call.num_heads if call.head_rows_q else 1)
     if not spec.is_backward:
         return [flags]

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.clear_rows import cleared
 from attn_dispatch.fa4 import interval_calls
 from attn_dispatch.semantics.interval_plan import MaskPlan, PlanTiles
-from attn_dispatch.semantics.invalid_values import nan_where_invalid
+from attn_dispatch.semantics.invalid_values import may_be_invalid, nan_where_invalid
 from attn_dispatch.semantics.real_rows import each_query_attends, real_rows_by_position
+from attn_dispatch.semantics.row_flags import flags_of
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 
 Operands = Mapping[str, jax.Array]
@@ -33,13 +35,13 @@ def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Result
         plan.forward.arrays,
         positive_scale(spec),
     )
-    found = {"out": out}
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
-        found["out"] = _cleared(out, plan.intervals.attends)
+        out = cleared(out, flags_of(spec, operands, plan.intervals.attends))
+    found = {"out": out}
     if spec.wanted.needs_lse:
-        found["lse"] = lse
-    return tuple(nan_where_invalid(spec, operands, found).values())
+        found |= nan_where_invalid(spec, operands, {"lse": lse})
+    return tuple(found.values())
 
 
 def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
@@ -53,7 +55,8 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Resul
         _cleared(scaled_query(spec, operands["query"]), real_queries),
         _cleared(operands["key"], real_keys),
         _cleared(operands["value"], real_keys),
-        _cleared(operands["out"], real_queries),
+        # Rows of padding are 0 there, but invalid ones are NaN.
+        _cleared(operands["out"], real_queries if may_be_invalid(spec) else None),
         lse,
         _cleared(operands["out_grad"], real_queries),
         lse_grad,
@@ -71,4 +74,4 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Resul
 
 def _cleared(x: jax.Array, real: jax.Array | None) -> jax.Array:
     """x [B, L, heads, D] with 0 in padding rows; `real` is bool [1|B, L]."""
-    return x if real is None else jnp.where(real[..., None, None], x, 0)
+    return x if real is None else cleared(x, real)

@@ -9,9 +9,10 @@ from functools import lru_cache
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
-from attn_dispatch.flash import clear_rows, kernels, library, passes, rules
+from attn_dispatch.flash import kernels, library, passes, rules
 from attn_dispatch.flash.call import FlashCall, call_of
 from attn_dispatch.flash.generations import (
     ALL,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.devices.clear_rows import cleared
 from attn_dispatch.flash.call import FlashCall
-from attn_dispatch.flash.clear_rows import cleared, cleared_by_xla
+from attn_dispatch.semantics.row_flags import cleared_by_xla
 from attn_dispatch.semantics.wider_arrays import pad_last
 
 

@@ -14,11 +14,11 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash import kernels
 from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
 from attn_dispatch.flash.call import FlashCall
-from attn_dispatch.flash.clear_rows import flags_of
 from attn_dispatch.flash.sequences import Sequences
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.real_rows import each_query_attends
+from attn_dispatch.semantics.row_flags import flags_of
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wider_arrays import padded_bytes
 

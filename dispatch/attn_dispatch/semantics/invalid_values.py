@@ -30,10 +30,10 @@ _NAN_RESULTS = ("out", "lse", "row_max")
 
 def invalid_queries(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
     """bool [B, 1|T], True where the query's results are NaN; None if nothing can be invalid."""
-    return RowIds.of(spec, operands).invalid if _may_be_invalid(spec) else None
+    return RowIds.of(spec, operands).invalid if may_be_invalid(spec) else None
 
 
-def _may_be_invalid(spec: AttentionSpec) -> bool:
+def may_be_invalid(spec: AttentionSpec) -> bool:
     """Whether the call has an operand that ids depend on and that has not been checked."""
     return not spec.promises.is_checked and any(map(spec.has, ID_OPERANDS))
 
