@@ -71,7 +71,7 @@ TABLES: dict[str, tuple[Any, ...]] = {
     "cudnn": cudnn_rules._RULES,
     "cudnn, a variant": cudnn_rules._VARIANT_RULES,
     "flash": (DTYPE, MAX_SEGMENTS, *flash_rules._RULES, *flash_rules._WRONG_CORNER),
-    "fa4": (*fa4_rules._RULES, fa4_rules._UNKNOWN, fa4_rules._COMPILED),
+    "fa4": (*fa4_rules._RULES, fa4_rules._COMPILED),
     "aiter": aiter_call_rules.CALL_RULES,
     "aiter, asm": aiter_rules.ASM_RULES,
     "aiter, ck": aiter_rules.CK_RULES,

@@ -10,7 +10,7 @@
 
 namespace attn_dispatch {
 
-enum class ElementType { kFloat16, kBFloat16, kFloat32, kInt32, kOther };
+enum class ElementType { kFloat16, kBFloat16, kFloat32, kInt32, kUInt32, kOther };
 
 inline const char* type_name(ElementType type) {
   switch (type) {
@@ -22,6 +22,8 @@ inline const char* type_name(ElementType type) {
       return "float32";
     case ElementType::kInt32:
       return "int32";
+    case ElementType::kUInt32:
+      return "uint32";
     case ElementType::kOther:
       break;
   }

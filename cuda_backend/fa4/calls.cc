@@ -11,6 +11,8 @@ namespace {
 // Bytes to which the arrays are aligned that kernels read by TMA or in vectors, and the others.
 constexpr int64_t kVector = 16, kNumber = 4;
 
+constexpr int64_t kWordBits = 32;
+
 // Kernels count in 32 bits. Rounding a length up to a tile must not pass that.
 constexpr int64_t kMostInt32 = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostLength = kMostInt32 - 1024;
@@ -80,19 +82,20 @@ Status check_all(const std::vector<Array>& arrays, size_t first,
   return {};
 }
 
-// What an array of a mask has on its first axis: 1, or else the batch.
-int64_t mask_batch(const Array& array, const Extents& e) {
-  return !array.shape.empty() && array.shape[0] == 1 ? 1 : e.batch;
+// What an array of a mask has on an axis that may be shared: 1, or else all.
+int64_t shared_or(int64_t all, const Array& array, size_t axis) {
+  return array.shape.size() > axis && array.shape[axis] == 1 ? 1 : all;
 }
 
-// Checks the lists of `lines` tiles, each of at most `most` others, and the rows behind them.
-Status check_mask(const std::vector<Array>& operands, size_t first, int64_t lines, int64_t most,
-                  const Extents& e) {
+// Checks the lists of `lines` tiles, each of at most `most` others, and the mask behind them.
+Status check_mask(const std::vector<Array>& operands, size_t first, MaskForm form, int64_t lines,
+                  int64_t most, const Extents& e) {
   constexpr std::array<const char*, kLists> kNames = {"partial_counts", "partial_indices",
                                                       "full_counts", "full_indices"};
   for (size_t i = 0; i < kLists; ++i) {
     const Array& array = operands[first + i];
-    std::vector<int64_t> shape = {mask_batch(array, e), 1, lines};
+    std::vector<int64_t> shape = {shared_or(e.batch, array, 0), shared_or(e.heads, array, 1),
+                                  lines};
     if (i % 2 == 1) {
       const int64_t width = array.shape.size() == 4 ? array.shape[3] : 0;
       ATTN_RETURN_IF_ERROR(
@@ -101,9 +104,13 @@ Status check_mask(const std::vector<Array>& operands, size_t first, int64_t line
     }
     ATTN_RETURN_IF_ERROR(check_array(array, {kNames[i], ElementType::kInt32, shape, kNumber}));
   }
-  const Array& rows = operands[first + kLists];
-  return check_array(rows,
-                     {"rows", ElementType::kInt32, {mask_batch(rows, e), e.rows, 4}, kVector});
+  const Array& mask = operands[first + kLists];
+  const int64_t batch = shared_or(e.batch, mask, 0);
+  if (form == MaskForm::kRows) {
+    return check_array(mask, {"rows", ElementType::kInt32, {batch, e.rows, 4}, kVector});
+  }
+  const int64_t heads = shared_or(e.heads, mask, 1), words = tiles_of(e.keys, kWordBits);
+  return check_array(mask, {"bits", ElementType::kUInt32, {batch, heads, e.rows, words}, kNumber});
 }
 
 struct Shapes {
@@ -118,7 +125,7 @@ Shapes shapes_of(const Extents& e, const AttnFa4Set& set) {
           {e.batch, e.heads, e.rows}};
 }
 
-Status check_forward(const AttnFa4Set& set, const std::vector<Array>& operands,
+Status check_forward(const AttnFa4Set& set, MaskForm form, const std::vector<Array>& operands,
                      const std::vector<Array>& results, const Extents& e) {
   const ElementType type = type_of(set);
   const Shapes shapes = shapes_of(e, set);
@@ -126,7 +133,8 @@ Status check_forward(const AttnFa4Set& set, const std::vector<Array>& operands,
                                  {{"query", type, shapes.query, kVector},
                                   {"key", type, shapes.key, kVector},
                                   {"value", type, shapes.value, kVector}}));
-  ATTN_RETURN_IF_ERROR(check_mask(operands, kForwardLists, tiles_of(e.rows, set.forward_tile_m),
+  ATTN_RETURN_IF_ERROR(check_mask(operands, kForwardLists, form,
+                                  tiles_of(e.rows, set.forward_tile_m),
                                   tiles_of(e.keys, set.forward_tile_n), e));
   return check_all(
       results, 0,
@@ -149,7 +157,7 @@ std::vector<Expected> scratch_of(const AttnFa4Set& set, const Extents& e) {
   return all;
 }
 
-Status check_backward(const AttnFa4Set& set, const std::vector<Array>& operands,
+Status check_backward(const AttnFa4Set& set, MaskForm form, const std::vector<Array>& operands,
                       const std::vector<Array>& results, const Extents& e) {
   const ElementType type = type_of(set), number = ElementType::kFloat32;
   const Shapes shapes = shapes_of(e, set);
@@ -161,7 +169,8 @@ Status check_backward(const AttnFa4Set& set, const std::vector<Array>& operands,
                                   {"lse", number, shapes.lse, kNumber},
                                   {"out_grad", type, shapes.out, kVector},
                                   {"lse_grad", number, shapes.lse, kNumber}}));
-  ATTN_RETURN_IF_ERROR(check_mask(operands, kBackwardLists, tiles_of(e.keys, set.backward_tile_n),
+  ATTN_RETURN_IF_ERROR(check_mask(operands, kBackwardLists, form,
+                                  tiles_of(e.keys, set.backward_tile_n),
                                   tiles_of(e.rows, entry_rows(set)), e));
   ATTN_RETURN_IF_ERROR(check_all(results, 0,
                                  {{"query's gradient", type, shapes.query, kVector},
@@ -182,20 +191,32 @@ Status fill_all(const std::vector<Array>& arrays, cudaStream_t stream) {
   return {};
 }
 
-// The lists and rows of a mask, in the kernels' terms.
+// The lists and the rows or bits of a mask, in the kernels' terms.
 struct Mask {
   AttnFa4Counts partial_counts;
   AttnFa4Indices partial_indices;
   AttnFa4Counts full_counts;
   AttnFa4Indices full_indices;
-  AttnFa4Rows rows;
+  union {
+    AttnFa4Rows rows;
+    AttnFa4Bits bits;
+  } data;
 };
 
-Mask mask_of(const std::vector<Array>& operands, size_t first, const Extents& e) {
+Mask mask_of(const std::vector<Array>& operands, size_t first, MaskForm form, const Extents& e) {
   const auto batch = static_cast<int32_t>(e.batch), heads = static_cast<int32_t>(e.heads);
-  return {as_counts(operands[first], batch, heads), as_indices(operands[first + 1], batch, heads),
-          as_counts(operands[first + 2], batch, heads),
-          as_indices(operands[first + 3], batch, heads), as_rows(operands[first + kLists], batch)};
+  Mask mask = {as_counts(operands[first], batch, heads),
+               as_indices(operands[first + 1], batch, heads),
+               as_counts(operands[first + 2], batch, heads),
+               as_indices(operands[first + 3], batch, heads),
+               {}};
+  const Array& data = operands[first + kLists];
+  if (form == MaskForm::kRows) {
+    mask.data.rows = as_rows(data, batch);
+  } else {
+    mask.data.bits = as_bits(data, batch, heads);
+  }
+  return mask;
 }
 
 }  // namespace
@@ -226,45 +247,49 @@ Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward) {
   return set;
 }
 
-Status load_pass(CompiledSet& set, bool is_backward, int32_t ordinal) {
-  if (!is_backward) return set.forward.load(ordinal);
-  for (CompiledKernel* kernel : {&set.preprocess, &set.backward, &set.query_grad,
-                                 &set.backward_grouped, &set.key_value_grad}) {
+Status load_pass(CompiledSet& set, MaskForm form, bool is_backward, int32_t ordinal) {
+  MaskedKernels& masked = set.masked(form);
+  if (!is_backward) return masked.forward.load(ordinal);
+  for (CompiledKernel* kernel : {&set.preprocess, &masked.backward, &set.query_grad,
+                                 &masked.backward_grouped, &set.key_value_grad}) {
     if (kernel->exists()) ATTN_RETURN_IF_ERROR(kernel->load(ordinal));
   }
   return {};
 }
 
-Status run_forward(const CompiledSet& set, float scale, const std::vector<Array>& operands,
-                   const std::vector<Array>& results, bool poisons, cudaStream_t stream) {
+Status run_forward(const CompiledSet& set, MaskForm form, float scale,
+                   const std::vector<Array>& operands, const std::vector<Array>& results,
+                   bool poisons, cudaStream_t stream) {
   ATTN_RETURN_IF_ERROR(check_counts(operands, kForwardLists + kLists + 1, "operands"));
   ATTN_RETURN_IF_ERROR(check_counts(results, kForwardResults, "results"));
   const Result<Extents> extents = extents_of(operands);
   if (!extents.ok()) return extents.status;
-  ATTN_RETURN_IF_ERROR(check_forward(set.facts, operands, results, extents.value));
+  ATTN_RETURN_IF_ERROR(check_forward(set.facts, form, operands, results, extents.value));
   if (poisons) ATTN_RETURN_IF_ERROR(fill_all(results, stream));
-  const Mask mask = mask_of(operands, kForwardLists, extents.value);
-  return set.forward(stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
-                     as_heads(operands[kValue]), as_heads(results[0]), as_numbers(results[1]),
-                     mask.partial_counts, mask.partial_indices, mask.full_counts, mask.full_indices,
-                     mask.rows);
+  const Mask mask = mask_of(operands, kForwardLists, form, extents.value);
+  return set.masked(form).forward(
+      stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
+      as_heads(operands[kValue]), as_heads(results[0]), as_numbers(results[1]), mask.partial_counts,
+      mask.partial_indices, mask.full_counts, mask.full_indices, mask.data);
 }
 
-Status run_backward(const CompiledSet& set, float scale, const std::vector<Array>& operands,
-                    const std::vector<Array>& results, bool poisons, cudaStream_t stream) {
+Status run_backward(const CompiledSet& set, MaskForm form, float scale,
+                    const std::vector<Array>& operands, const std::vector<Array>& results,
+                    bool poisons, cudaStream_t stream) {
   ATTN_RETURN_IF_ERROR(check_counts(operands, kBackwardLists + kLists + 1, "operands"));
   if (results.size() < kGrads) return check_counts(results, kGrads, "results");
   const Result<Extents> extents = extents_of(operands);
   if (!extents.ok()) return extents.status;
   const bool is_grouped = extents.value.is_grouped();
-  if (is_grouped && !set.backward_grouped.exists()) {
+  const MaskedKernels& masked = set.masked(form);
+  if (is_grouped && !masked.backward_grouped.exists()) {
     return {Code::kUnsupported, std::string("the kernels ") + set.facts.name +
                                     " have no backward pass of grouped heads"};
   }
-  ATTN_RETURN_IF_ERROR(check_backward(set.facts, operands, results, extents.value));
+  ATTN_RETURN_IF_ERROR(check_backward(set.facts, form, operands, results, extents.value));
   if (poisons) ATTN_RETURN_IF_ERROR(fill_all(results, stream));
 
-  const Mask mask = mask_of(operands, kBackwardLists, extents.value);
+  const Mask mask = mask_of(operands, kBackwardLists, form, extents.value);
   const AttnFa4Heads out_grad = as_heads(operands[5]);
   const AttnFa4Numbers products = as_numbers(results[kGrads]);
   const AttnFa4Numbers lse2 = as_numbers(results[kGrads + 1]);
@@ -276,7 +301,7 @@ Status run_backward(const CompiledSet& set, float scale, const std::vector<Array
     return kernel(stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
                   as_heads(operands[kValue]), out_grad, lse2, products, query_sums, key_grad,
                   value_grad, mask.partial_counts, mask.partial_indices, mask.full_counts,
-                  mask.full_indices, mask.rows);
+                  mask.full_indices, mask.data);
   };
   // Before the kernels: each lets the next begin early, and a memset between them would not wait.
   for (size_t i = kGrads + 3; i < results.size(); ++i) {
@@ -286,12 +311,12 @@ Status run_backward(const CompiledSet& set, float scale, const std::vector<Array
                                       as_numbers(operands[4]), lse2, query_sums,
                                       as_numbers(operands[6])));
   if (!is_grouped) {
-    ATTN_RETURN_IF_ERROR(differentiate(set.backward, dk, dv));
+    ATTN_RETURN_IF_ERROR(differentiate(masked.backward, dk, dv));
     return set.query_grad(stream, scale, query_sums, dq);
   }
   const AttnFa4Numbers key_sums = as_numbers(results[kGrads + 3]);
   const AttnFa4Numbers value_sums = as_numbers(results[kGrads + 4]);
-  ATTN_RETURN_IF_ERROR(differentiate(set.backward_grouped, key_sums, value_sums));
+  ATTN_RETURN_IF_ERROR(differentiate(masked.backward_grouped, key_sums, value_sums));
   ATTN_RETURN_IF_ERROR(set.query_grad(stream, scale, query_sums, dq));
   ATTN_RETURN_IF_ERROR(set.key_value_grad(stream, scale, key_sums, dk));
   return set.key_value_grad(stream, 1.0f, value_sums, dv);

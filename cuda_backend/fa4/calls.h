@@ -14,21 +14,23 @@ namespace attn_dispatch {
 // tile of query rows is what one entry of a list stands for.
 struct Fa4Spec {
   std::string set;
+  MaskForm mask = MaskForm::kRows;
   int64_t tile_m = 0;
   int64_t tile_n = 0;
   float scale = 0;
 };
 
 // clang-format off
-// The arrays of a call, in this order. [1|B]: one for all batch rows, or one for each.
+// The arrays of a call, in this order. [1|B]: one for all batch rows, or one for each; [1|N]: heads.
 //
-//   forward   q [B, T, N, H], k [B, S, K, H], v [B, S, K, Hv], LISTS, rows -> out [B, T, N, Hv], lse [B, N, T]
-//   backward  q, k, v, out, lse, out_grad, lse_grad, LISTS, rows -> dq, dk, dv, SCRATCH
+//   forward   q [B, T, N, H], k [B, S, K, H], v [B, S, K, Hv], LISTS, MASK -> out [B, T, N, Hv], lse [B, N, T]
+//   backward  q, k, v, out, lse, out_grad, lse_grad, LISTS, MASK -> dq, dk, dv, SCRATCH
 //
-//   LISTS     partial_counts [1|B, 1, M], partial_indices [1|B, 1, M, L],
-//             full_counts [1|B, 1, M], full_indices [1|B, 1, M, L']: int32. A line for each tile of
+//   LISTS     partial_counts [1|B, 1|N, M], partial_indices [1|B, 1|N, M, L],
+//             full_counts [1|B, 1|N, M], full_indices [1|B, 1|N, M, L']: int32. A line for each tile of
 //             query rows (forward) or keys (backward), which lists tiles of keys or query rows.
-//   rows      int32 [1|B, T, 4]: start and length of two intervals of keys for each query row
+//   MASK      rows int32 [1|B, T, 4]: start and length of two intervals of keys for each query row;
+//             or bits uint32 [1|B, 1|N, T, S / 32 rounded up], for each key from the lowest bit on
 //   SCRATCH   products and lse2 [B, N, T'], query_sums [B, N, T' * H] and, if N != K,
 //             key_sums [B, K, S' * H], value_sums [B, K, S' * Hv]: float32. T' is T rounded up to
 //             backward_tile_m, S' is S rounded up to backward_tile_n.
@@ -38,13 +40,15 @@ struct Fa4Spec {
 Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward);
 
 // Loads the kernels of a pass on the current device. Must not be called inside a stream capture.
-Status load_pass(CompiledSet& set, bool is_backward, int32_t ordinal);
+Status load_pass(CompiledSet& set, MaskForm form, bool is_backward, int32_t ordinal);
 
 // Checks every array against what the kernels touch, then queues the pass. With `poisons`, results
 // and scratch are filled with NaN before.
-Status run_forward(const CompiledSet& set, float scale, const std::vector<Array>& operands,
-                   const std::vector<Array>& results, bool poisons, cudaStream_t stream);
-Status run_backward(const CompiledSet& set, float scale, const std::vector<Array>& operands,
-                    const std::vector<Array>& results, bool poisons, cudaStream_t stream);
+Status run_forward(const CompiledSet& set, MaskForm form, float scale,
+                   const std::vector<Array>& operands, const std::vector<Array>& results,
+                   bool poisons, cudaStream_t stream);
+Status run_backward(const CompiledSet& set, MaskForm form, float scale,
+                    const std::vector<Array>& operands, const std::vector<Array>& results,
+                    bool poisons, cudaStream_t stream);
 
 }  // namespace attn_dispatch

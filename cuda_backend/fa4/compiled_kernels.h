@@ -45,19 +45,34 @@ class CompiledKernel {
   static_assert(kMaxDevices <= 64, "devices_ has a bit for each");
 };
 
+// The two forms of a mask: intervals of keys for each row, or one bit for each pair.
+enum class MaskForm { kRows, kBits };
+
+// The kernels that read a mask of one form.
+struct MaskedKernels {
+  CompiledKernel forward, backward, backward_grouped;
+};
+
 // A set of kernels, and what it is for.
 struct CompiledSet {
   explicit CompiledSet(const AttnFa4Set& set)
       : facts(set),
-        forward(set.forward),
+        by_rows{CompiledKernel(set.forward), CompiledKernel(set.backward),
+                CompiledKernel(set.backward_grouped)},
+        by_bits{CompiledKernel(set.forward_bits), CompiledKernel(set.backward_bits),
+                CompiledKernel(set.backward_bits_grouped)},
         preprocess(set.preprocess),
-        backward(set.backward),
         query_grad(set.query_grad),
-        backward_grouped(set.backward_grouped),
         key_value_grad(set.key_value_grad) {}
 
+  MaskedKernels& masked(MaskForm form) { return form == MaskForm::kBits ? by_bits : by_rows; }
+  const MaskedKernels& masked(MaskForm form) const {
+    return form == MaskForm::kBits ? by_bits : by_rows;
+  }
+
   const AttnFa4Set& facts;
-  CompiledKernel forward, preprocess, backward, query_grad, backward_grouped, key_value_grad;
+  MaskedKernels by_rows, by_bits;
+  CompiledKernel preprocess, query_grad, key_value_grad;
 };
 
 struct CompiledLibrary {

@@ -50,4 +50,10 @@ inline AttnFa4Rows as_rows(const Array& array, int32_t batch) {
   return {array.data, {batch, extent(array, 1)}, {broadcast_stride(array, 0)}};
 }
 
+inline AttnFa4Bits as_bits(const Array& array, int32_t batch, int32_t heads) {
+  return {array.data,
+          {batch, heads, extent(array, 2), extent(array, 3)},
+          {broadcast_stride(array, 0), broadcast_stride(array, 1), stride(array, 2)}};
+}
+
 }  // namespace attn_dispatch

@@ -71,7 +71,7 @@ def layer(x: jax.Array, weight: jax.Array, ids: jax.Array) -> jax.Array:
     found = arrays_of(ids)
     assert found.backward is not None
     mask = {"forward": found.forward.arrays, "backward": found.backward.arrays}
-    return x + jnp.tanh(kernel(x @ weight, {"rows": found.rows, **mask}))
+    return x + jnp.tanh(kernel(x @ weight, {"rows": found.mask, **mask}))
 
 
 KEEPS = {
@@ -117,7 +117,7 @@ def test_layers_and_directions_share_what_is_made_outside_of_their_loops(name):
     def gradient(weights, x, ids):
         return jax.grad(loss)(weights, x, ids, KEEPS[name])
 
-    assert places(gradient, WEIGHTS, X, IDS) == {("_Rows", False): 1, ("_Lists", False): 2}
+    assert places(gradient, WEIGHTS, X, IDS) == {("_Mask", False): 1, ("_Lists", False): 2}
     plain = jax.grad(loss)(WEIGHTS, X, IDS, KEEPS["no remat"])
     np.testing.assert_allclose(jax.jit(gradient)(WEIGHTS, X, IDS), plain, rtol=1e-6)
 
@@ -135,15 +135,15 @@ def test_lists_that_nothing_reads_are_not_made():
 def test_arrays_are_those_of_the_plan():
     operands = dict.fromkeys(("query_segment_ids", "key_value_segment_ids"), IDS)
     plan, found = MaskPlan.of(spec_of(IDS), operands, TILES), arrays_of(IDS)
-    assert found.unknown is None and found.backward is not None
-    made = (found.rows, *found.forward.arrays, *found.backward.arrays)
-    expected = (plan.rows, *plan.forward.arrays, *plan.backward.arrays)
+    assert found.backward is not None
+    made = (found.mask, *found.forward.arrays, *found.backward.arrays)
+    expected = (plan.mask, *plan.forward.arrays, *plan.backward.arrays)
     for x, y in zip(made, expected, strict=True):
         np.testing.assert_array_equal(x, y)
     causal = np.tril(np.ones((TOKENS, TOKENS), bool))
     ids = np.asarray(IDS)
     np.testing.assert_array_equal(
-        dense(found.rows, TOKENS), (ids[:, :, None] == ids[:, None, :]) & causal
+        dense(found.mask, TOKENS), (ids[:, :, None] == ids[:, None, :]) & causal
     )
 
 

@@ -20,6 +20,8 @@ SET, WITHOUT_GROUPS = "sm90_d96_float16", "sm90_d192_128_bfloat16"
 SHAPE = (3, 300, 500, 4, 2)
 ALONE = (3, 300, 500, 4, 4)
 _PASSES = {"forward": (False, SHAPE), "backward": (True, ALONE), "backward grouped": (True, SHAPE)}
+_FORMS = {"rows": None, "bits": 1, "bits by head": SHAPE[3]}
+"""The forms of a mask, with the number of its heads."""
 _WRONG = re.compile(r"[\w ',]+: expected .+, got .+")
 _HUGE = re.compile(r"\w+: \w+ \[[\d, ]+\] is more than a process can address")
 
@@ -29,43 +31,54 @@ def fa4() -> Emulated:
     return emulated()
 
 
-def made(fa4: Emulated, is_backward: bool, shape=SHAPE, name: str = SET, masks: int = 1) -> Pass:
+def made(
+    fa4: Emulated,
+    is_backward: bool,
+    shape=SHAPE,
+    name: str = SET,
+    masks: int = 1,
+    mask_heads: int | None = None,
+) -> Pass:
     (kernels,) = [x for x in fa4.library.sets if x.name == name]
-    return fa4_arrays.made(kernels, shape, is_backward=is_backward, masks=masks)
+    return fa4_arrays.made(
+        kernels, shape, is_backward=is_backward, masks=masks, mask_heads=mask_heads
+    )
 
 
 def outcome(fa4: Emulated, call: Pass) -> tuple[str, str]:
     """The kind of failure and its message; ("accepted", "") if the checks passed."""
     fa4.driver.fail("cuMemsetD8Async" if "key_sums" in call.results else "cuLaunchKernelEx")
     arrays = ([x.described for x in y.values()] for y in (call.operands, call.results))
-    code, message = fa4.module.run(call.kernels.name, call.is_backward, *arrays)
+    code, message = fa4.module.run(call.kernels.name, call.has_bits, call.is_backward, *arrays)
     fa4.driver.fail("")
     return ("accepted", "") if code == "device" else (code, message)
 
 
-def wrong_arrays(name: str, array: Array, batch: int) -> Iterator[Array]:
+def wrong_arrays(name: str, array: Array, batch: int, heads: int) -> Iterator[Array]:
     """The array with one fact changed, in every way that a kernel cannot stand."""
     yield array.changed(dtype="int32" if array.dtype != "int32" else "float32")
     yield array.changed(dtype="float64")
     size = array.described[3]
     for wrong in (size - 1, size + 1, 0, -size, 2 * size):
         yield array.changed(bytes=wrong)
-    is_read_by_number = "counts" in name or "indices" in name or name in ("lse", "lse_grad")
+    has_heads = "counts" in name or "indices" in name or name == "bits"
+    is_read_by_number = has_heads or name in ("lse", "lse_grad")
     yield array.changed(address=array.address + (2 if is_read_by_number else 8))
     yield array.changed(shape=array.shape[1:])
     yield array.changed(shape=(*array.shape, 1))
     yield array.changed(shape=())
     for axis, right in enumerate(array.shape):
         for extent in (right + 1, right - 1, 0, -1, -right, 2**31, 2**32 + right, 2**62, 2**63 - 1):
-            is_mask = "counts" in name or "indices" in name or name == "rows"
-            if is_mask and axis == 0 and extent in (1, batch):
+            if (has_heads or name == "rows") and axis == 0 and extent in (1, batch):
+                continue
+            if has_heads and axis == 1 and extent in (1, heads):
                 continue
             if "indices" in name and axis == 3 and 1 <= extent <= right:
                 continue
             yield array.with_extent(axis, extent)
 
 
-def _names(kind: str) -> list[str]:
+def _names(kind: str, form: str) -> list[str]:
     operands = ["query", "key", "value"]
     if kind != "forward":
         operands += ["lse", "out_grad", "lse_grad"]
@@ -73,26 +86,30 @@ def _names(kind: str) -> list[str]:
     results = ["dq", "dk", "dv", "products", "lse2", "query_sums"]
     if kind == "backward grouped":
         results += ["key_sums", "value_sums"]
-    return [*operands, *lists, "rows", "out", *(["lse"] if kind == "forward" else results)]
+    return [*operands, *lists, form.split()[0], "out", *(["lse"] if kind == "forward" else results)]
 
 
 @pytest.mark.parametrize("masks", [1, SHAPE[0]])
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind in _PASSES for name in _names(kind)]
+    ("kind", "form", "name"),
+    [(kind, form, name) for kind in _PASSES for form in _FORMS for name in _names(kind, form)],
 )
-def test_an_array_that_is_wrong_in_one_fact_is_refused(fa4, kind: str, name: str, masks: int):
+def test_an_array_that_is_wrong_in_one_fact_is_refused(
+    fa4, kind: str, form: str, name: str, masks: int
+):
     is_backward, shape = _PASSES[kind]
-    call = made(fa4, is_backward, shape, masks=masks)
-    for array in wrong_arrays(name, call[name], shape[0]):
+    call = made(fa4, is_backward, shape, masks=masks, mask_heads=_FORMS[form])
+    for array in wrong_arrays(name, call[name], shape[0], shape[3]):
         code, message = outcome(fa4, call.changed(**{name: array}))
         assert code == "wrong call", (array, code, message)
         assert _WRONG.fullmatch(message), (array, message)
 
 
+@pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("kind", _PASSES)
-def test_the_names_cover_all_arrays(fa4, kind: str):
-    call = made(fa4, *_PASSES[kind])
-    assert {*_names(kind)} == {*call.operands, *call.results}
+def test_the_names_cover_all_arrays(fa4, kind: str, form: str):
+    call = made(fa4, *_PASSES[kind], mask_heads=_FORMS[form])
+    assert {*_names(kind, form)} == {*call.operands, *call.results}
 
 
 @pytest.mark.parametrize("masks", [1, "batch"])
@@ -101,15 +118,21 @@ def test_the_names_cover_all_arrays(fa4, kind: str):
     "shape",
     [SHAPE, ALONE, (1, 1, 1, 1, 1), (2, 129, 1, 8, 1), (1, 1, 700, 6, 3), (1, 1 << 20, 64, 2, 2)],
 )
-def test_right_arrays_are_accepted(fa4, shape, is_backward: bool, masks):
+@pytest.mark.parametrize("form", _FORMS)
+def test_right_arrays_are_accepted(fa4, shape, is_backward: bool, masks, form: str):
     count = 1 if masks == 1 else shape[0]
-    call = made(fa4, is_backward, shape, masks=count)
+    heads = shape[3] if form == "bits by head" else _FORMS[form]
+    call = made(fa4, is_backward, shape, masks=count, mask_heads=heads)
     assert outcome(fa4, call) == ("accepted", "")
     narrow = call["full_indices"].with_extent(3, 1)
     assert outcome(fa4, call.changed(full_indices=narrow)) == ("accepted", "")
-    if shape[0] > 1:  # each array of a mask may have one row, or one for each batch row
-        other = call["rows"].with_extent(0, shape[0] if count == 1 else 1)
-        assert outcome(fa4, call.changed(rows=other)) == ("accepted", "")
+    # Each array of a mask may have one row, or one for each batch row; and so for heads.
+    name = form.split()[0]
+    changed = [(name, 0, shape[0]), ("full_counts", 1, shape[3])]
+    for array, axis, extent in [*changed, *([("bits", 1, shape[3])] if heads else [])]:
+        for one in (1, extent):
+            other = {array: call[array].with_extent(axis, one)}
+            assert outcome(fa4, call.changed(**other)) == ("accepted", "")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +163,17 @@ def test_the_message_says_what_was_expected(fa4, changes: dict, sentence: str):
     }
     code, message = outcome(fa4, call.changed(**wrong))
     assert (code, message[: len(sentence)]) == ("wrong call", sentence)
+
+
+def test_bits_have_a_word_for_32_keys(fa4):
+    for keys, words in ((1, 1), (32, 1), (33, 2), (500, 16)):
+        call = made(fa4, False, (3, 300, keys, 4, 2), mask_heads=4)
+        wrong = call["bits"].with_extent(3, words + 1)
+        assert call["bits"].shape[3] == words
+        assert outcome(fa4, call.changed(bits=wrong)) == (
+            "wrong call",
+            f"bits: expected uint32 [1, 4, 300, {words}], got uint32 [1, 4, 300, {words + 1}]",
+        )
 
 
 def test_bytes_and_addresses_are_in_the_message(fa4):

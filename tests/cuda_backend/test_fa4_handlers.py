@@ -20,6 +20,7 @@ from tests.support.fa4_arrays import Pass
 from tests.support.fa4_emulated import Emulated, emulated, needs_computing_kernels
 
 SET, UNLOADED = "sm90_d64_bfloat16", "sm90_d64_float16"
+LATE = "sm90_d192_128_bfloat16"
 GROUPED, ALONE = (2, 200, 150, 4, 2), (2, 200, 150, 2, 2)
 
 
@@ -35,9 +36,15 @@ def _an_empty_log_and_no_failure(fa4):
     fa4.driver.fail("")
 
 
-def made(fa4: Emulated, is_backward: bool, shape=GROUPED, name: str = SET) -> Pass:
+def made(
+    fa4: Emulated,
+    is_backward: bool,
+    shape=GROUPED,
+    name: str = SET,
+    mask_heads: int | None = None,
+) -> Pass:
     (kernels,) = [x for x in fa4.library.sets if x.name == name]
-    return fa4_arrays.made(kernels, shape, is_backward=is_backward)
+    return fa4_arrays.made(kernels, shape, is_backward=is_backward, mask_heads=mask_heads)
 
 
 def run(call: Pass, **changed: object) -> Sequence[jax.Array]:
@@ -54,7 +61,8 @@ def run(call: Pass, **changed: object) -> Sequence[jax.Array]:
 def called(call: Pass, **changed: object) -> Sequence[jax.Array]:
     kernels = call.kernels
     tiles = kernels.backward_tiles if call.is_backward else kernels.forward_tiles
-    attributes = {"set": kernels.name, "tile_m": np.int64(tiles[0]), "tile_n": np.int64(tiles[1])}
+    attributes = {"set": kernels.name, "mask": "bits" if call.has_bits else "rows"}
+    attributes |= {"tile_m": np.int64(tiles[0]), "tile_n": np.int64(tiles[1])}
     attributes |= {"scale": np.float32(0.125)}
     attributes = {x: y for x, y in (attributes | changed).items() if y is not None}
     target = BACKWARD_TARGET if call.is_backward else FORWARD_TARGET
@@ -77,9 +85,10 @@ def fills(lines: Sequence[str]) -> list[tuple[int, int]]:
 
 
 @needs_computing_kernels
-def test_a_forward_pass_is_one_launch(fa4):
-    run(made(fa4, False))
-    assert launches(fa4.driver.lines()) == ["forward"]
+@pytest.mark.parametrize(("mask_heads", "name"), [(None, "forward"), (1, "forward_bits")])
+def test_a_forward_pass_is_one_launch(fa4, mask_heads, name: str):
+    run(made(fa4, False, mask_heads=mask_heads))
+    assert launches(fa4.driver.lines()) == [name]
 
 
 @needs_computing_kernels
@@ -96,6 +105,19 @@ def test_a_forward_pass_is_one_launch(fa4):
 def test_a_backward_pass_launches_its_kernels_in_order(fa4, shape, expected: list[str]):
     run(made(fa4, True, shape))
     assert launches(fa4.driver.lines()) == expected
+    by_bits = [x.replace("backward", "backward_bits") for x in expected]
+    for mask_heads in (1, shape[3]):
+        run(made(fa4, True, shape, mask_heads=mask_heads))
+        assert launches(fa4.driver.lines()) == by_bits
+
+
+@needs_computing_kernels
+def test_kernels_of_the_other_form_of_mask_are_not_loaded(fa4):
+    """No other test uses this set by bits, so nothing of them is loaded yet."""
+    run(made(fa4, False, (2, 200, 150, 2, 2), LATE, mask_heads=1))
+    lines = fa4.driver.lines()
+    assert len([x for x in lines if x.startswith("set ")]) == 1
+    assert next(x for x in lines if x.startswith("launch")).endswith(f"{LATE}_forward_bits")
 
 
 def test_a_kernel_is_loaded_once(fa4):
@@ -207,6 +229,8 @@ def test_a_kernel_that_cannot_be_loaded_is_loaded_by_a_later_call(fa4):
         ),
         ({"tile_n": np.int64(-1)}, r"lowered for tiles of 192 x -1, and the kernels .* 192 x 128"),
         ({"tile_n": np.int32(128)}, "tile_n"),
+        ({"mask": "words"}, 'mask: expected rows or bits, got "?words"?'),
+        ({"mask": None}, "mask"),
         ({"scale": np.float32("nan")}, "scale: expected a finite number, got nan"),
         ({"scale": np.float32("inf")}, "scale: expected a finite number, got inf"),
         ({"scale": np.float64(1)}, "scale"),
@@ -220,13 +244,23 @@ def test_wrong_attributes_are_refused(fa4, changed: dict, sentence: str):
     assert fa4.driver.lines() == []
 
 
+def test_a_mask_of_another_form_than_the_attribute_says_is_refused(fa4):
+    sentence = r"bits: expected uint32 \[1, 4, 200, 5\], got int32 \[1, 200, 4\]"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
+        run(made(fa4, False), mask="bits")
+    sentence = r"rows: expected int32 \[1, 200, 4\], got uint32 \[1, 1, 200, 5\]"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
+        run(made(fa4, False, mask_heads=1), mask="rows")
+    assert "launch" not in " ".join(fa4.driver.lines())
+
+
 def test_tiles_of_the_other_pass_are_refused(fa4):
     (tiles,) = (x.forward_tiles for x in fa4.library.sets if x.name == SET)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"tiles of 192 x 128, .* 128 x 128;"):
         run(made(fa4, True), tile_m=np.int64(tiles[0]), tile_n=np.int64(tiles[1]))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int32", "uint8"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int32", "uint32", "uint8"])
 def test_xlas_dtypes_reach_the_checks(fa4, dtype: str):
     call = made(fa4, False)
     wrong = call.changed(value=call["value"].changed(dtype=dtype))

@@ -30,6 +30,17 @@ def test_rows_that_the_library_cannot_clear_are_left_to_xla(monkeypatch):
     assert clear_rows.TARGET not in calls(x, jax.ShapeDtypeStruct((2, 6), bool))
 
 
+def test_rows_of_single_heads_are_cleared(monkeypatch):
+    monkeypatch.setattr(clear_rows, "_native", lambda: object())
+    x = jax.ShapeDtypeStruct((2, 6, 3, 8), jnp.bfloat16)
+    _, operands, _ = calls(x, jax.ShapeDtypeStruct((1, 6, 3), bool))[clear_rows.TARGET]
+    assert operands == ["36x8xbf16", "36xui8"]
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+    flags = jnp.asarray([[[True, False], [False, True]]])
+    out = clear_rows.cleared(jnp.ones((1, 2, 2, 3)), flags)
+    np.testing.assert_array_equal(out.sum(-1), [[[3, 0], [0, 3]]])
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_xla_clears_rows_by_their_flags(monkeypatch, batch: int):
     monkeypatch.setattr(clear_rows, "_native", lambda: None)

@@ -15,9 +15,9 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import compiled, interval_calls, rules
 from attn_dispatch.fa4.call import kernels_for
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
-from attn_dispatch_tools.verify import drawn_masks, draws
+from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch_tools.verify import drawn_mods, draws
 from attn_dispatch_tools.verify.case import Case, spec_of
-from attn_dispatch_tools.verify.mask_draws import mask_examples
 from tests.support import interval_kernels_in_numpy as in_numpy
 from tests.support.comparing import check_both_directions
 from tests.support.flash_cases import NAMED
@@ -82,9 +82,7 @@ def is_supported(case: Case) -> bool:
     )
 
 
-ANY_CALL = [x for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
-MASKED = [x for x in mask_examples(60, 20270113, draws.SMALL) if x.mask_mod is not None]
-DRAWN = [replace(x, dtype="float32") for x in (*ANY_CALL, *MASKED)]
+DRAWN = [replace(x, dtype="float32") for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
 
 CASES = [x for x in (*NAMED, *SMALL, *DRAWN) if is_supported(x)]
 
@@ -94,21 +92,28 @@ def test_results_and_gradients_agree_with_the_reference(kernels, case: Case):
     check_both_directions(fa4, SM90, case)
 
 
-def test_masks_of_ranges_that_are_drawn_run_on_the_kernels():
-    ranges = [x for x in MASKED if x.mask_mod and x.mask_mod[0] in drawn_masks.RANGES]
-    assert len({x.name for x in ranges} & {x.name for x in CASES}) > 0.7 * len(ranges) > 10
-
-
-@pytest.mark.parametrize("mod", drawn_masks.FORMULAS)
+@pytest.mark.parametrize("mod", drawn_mods.MASKS)
 @pytest.mark.parametrize("facts", [{}, {"is_causal": True, "lse_grad": True}], ids=["", "causal"])
-def test_mask_mods_agree_with_the_reference_or_are_refused(kernels, mod: str, facts):
+def test_mask_mods_agree_with_the_reference(kernels, mod: str, facts):
     case = Case("mod", t=13, s=11, mask_mod=(mod, 3), **facts)
-    if is_supported(case):
-        check_both_directions(fa4, SM90, case)
-    else:
-        spec = spec_of(case.forward_options(), case.avals())
-        found = {x.rule for x in rules.not_supported_reasons(spec, LIBRARY)} - {"dtype"}
-        assert found <= {"fa4/unknown_intervals", "intervals/mod_by_head"} and found
+    assert is_supported(case)
+    check_both_directions(fa4, SM90, case)
+
+
+@pytest.mark.parametrize("masks", [(1, 1), (2, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("s", [33, 64, 70])
+def test_dense_masks_agree_with_the_reference(kernels, masks, s: int):
+    """With rows that see nothing, NaN in padding, and keys that end inside a word."""
+    case = Case(f"dense/{masks}", s=s, mask=(*masks, 10, s), dead_rows=True, lse_grad=True)
+    for one in (case, replace(case, is_causal=True, q_lengths=(7, 10), kv_lengths=(s, 9))):
+        assert is_supported(one)
+        check_both_directions(fa4, SM90, one)
+
+
+def test_the_cases_have_masks_of_both_forms():
+    specs = [spec_of(x.forward_options(), x.avals()) for x in CASES]
+    assert {is_certain(x) for x in specs} == {True, False}
+    assert any(not is_certain(x) and x.has("query_segment_ids") for x in specs)
 
 
 def arrays(*, t: int = 64, n: int = 8, k: int = 8, h: int = 64) -> list[jax.ShapeDtypeStruct]:
@@ -128,6 +133,8 @@ def test_calls_that_the_kernels_run_have_no_reason(library):
 
     assert reasons(*arrays(k=2), mask_mod=prefix) == [[], []]
     assert reasons(*arrays(k=1), is_causal=True, local_window_size=(5, 0)) == [[], []]
+    assert reasons(*arrays(), mask_mod=lambda b, n, t, s: (t + s) % 3 > n) == [[], []]
+    assert reasons(*arrays(), mask=jax.ShapeDtypeStruct((2, 8, 64, 64), bool)) == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -138,14 +145,9 @@ def test_calls_that_the_kernels_run_have_no_reason(library):
         ({}, {"target": "mi300x"}, "FlashAttention runs on NVIDIA GPUs"),
         ({}, {"logits_soft_cap": 3.0}, "logits_soft_cap: FlashAttention-4's compiled kernels have"),
         (
-            {},
+            {"t": 2**18},
             {"mask_mod": lambda b, n, t, s: (t + s) % 3 > 0},
-            "a mask whose rows may have more than two ranges of keys",
-        ),
-        (
-            {},
-            {"mask_mod": lambda b, n, t, s: s < t + n},
-            "a mask_mod that differs by head: all heads share their intervals",
+            "a mask that is not known to be two ranges of keys for each query, of 8,589,934,592",
         ),
         ({"t": 2**20}, {"is_causal": True}, "lists of tiles of "),
     ],
@@ -190,3 +192,15 @@ def test_plan_names_the_narrowest_kernels_and_counts_the_scratch_memory(
     if k != 4:
         numbers += 2 * k * 200 * (kernels.head_dim + kernels.head_dim_v)
     assert fa4.plan(back, SM90).workspace_bytes == 4 * numbers
+
+
+def test_plan_says_which_form_the_mask_has_and_counts_its_bytes(library):
+    plain = Case("call", b=2, t=300, s=200, n=4, k=4, h=64, v=64, dtype="bfloat16")
+    masked = replace(plain, mask=(1, 4, 300, 200))
+    by_rows, by_bits = (
+        fa4.plan(spec_of(x.forward_options(), x.avals()), SM90) for x in (plain, masked)
+    )
+    assert by_bits.engine == f"{by_rows.engine}, mask of a bit a pair"
+    lists = 4 * 75 * 2 * (1 + 67)  # 75 tiles of queries by 67 of keys
+    assert by_rows.other_bytes == 2 * (lists + 16 * 300)
+    assert by_bits.other_bytes == 4 * (lists + 4 * 300 * 7)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.fa4 import compiled, interval_calls
+from tests.support import bits
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
 from tests.support.fa4_emulated import emulated, needs_computing_kernels
@@ -31,24 +32,33 @@ def _emulated(monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
 
 
-def _results(inputs: attention.Inputs, rows: np.ndarray, scale: float) -> attention.Results:
+def _seen(mask: np.ndarray, keys: int) -> np.ndarray:
+    """The pairs of rows, or of a dense mask itself, bool [1|B, 1|N, T, S]."""
+    return mask if mask.dtype == bool else intervals.dense(mask, keys)[:, None]
+
+
+def _results(inputs: attention.Inputs, mask: np.ndarray, scale: float) -> attention.Results:
+    """The results under a mask, rows or dense; the latter is given as bits."""
     query, value = inputs.query, inputs.value
-    seen = intervals.dense(rows, value.shape[1])
-    forward = intervals.lists(seen, *interval_calls.forward_set(query, value).forward_tiles)
+    seen = _seen(mask, value.shape[1])
+    forward = _lists(seen, interval_calls.forward_set(query, value).forward_tiles, by_keys=False)
     tiles = interval_calls.backward_set(query, value).backward_tiles
-    backward = intervals.lists(seen, *tiles, by_keys=True)
-    forward, backward = ([jnp.asarray(x) for x in lists] for lists in (forward, backward))
-    rows_there = jnp.asarray(rows)
-    out, lse = interval_calls.forward(query, inputs.key, value, rows_there, forward, scale)
+    backward = _lists(seen, tiles, by_keys=True)
+    data = jnp.asarray(bits.packed(mask) if mask.dtype == bool else mask)
+    out, lse = interval_calls.forward(query, inputs.key, value, data, forward, scale)
     gradients = interval_calls.backward(
-        query, inputs.key, value, out, lse, inputs.out_grad, inputs.lse_grad, rows_there, backward,
-        scale,
-    )  # fmt: skip
+        query, inputs.key, value, out, lse, inputs.out_grad, inputs.lse_grad, data, backward, scale
+    )
     return out, lse, *gradients
 
 
-def _wrong(inputs: attention.Inputs, rows: np.ndarray, got: attention.Results, scale: float):
-    seen = jnp.asarray(intervals.dense(rows, inputs.key.shape[1]))
+def _lists(seen: np.ndarray, tiles: tuple[int, int], *, by_keys: bool) -> list[jax.Array]:
+    made = intervals.lists(seen.reshape(-1, *seen.shape[2:]), *tiles, by_keys=by_keys)
+    return [jnp.asarray(x.reshape(*seen.shape[:2], *x.shape[2:])) for x in made]
+
+
+def _wrong(inputs: attention.Inputs, mask: np.ndarray, got: attention.Results, scale: float):
+    seen = jnp.asarray(_seen(mask, inputs.key.shape[1]))
     plain = attention.computed(inputs, seen, scale, is_exact=False)
     exact = attention.computed(inputs, seen, scale, is_exact=True)
     rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
@@ -76,6 +86,23 @@ def test_other_heads_lengths_and_dtypes(case, mask: str):
     got = _results(inputs, rows, 0.1)
     assert _wrong(inputs, rows, got, 0.1) == []
     assert [x.shape for x in got[2:]] == [x.shape for x in (inputs.query, inputs.key, inputs.value)]
+
+
+@pytest.mark.parametrize("case", [GROUPED, ALONE, NARROW], ids=["grouped", "alone", "padded"])
+@pytest.mark.parametrize("masks", ["one", "rows", "heads", "both"])
+def test_masks_of_one_bit_a_pair(case, masks: str):
+    inputs, (batch, length, keys, heads, _) = _drawn(case), case[0]
+    shape = (batch if masks in ("rows", "both") else 1, heads if masks in ("heads", "both") else 1)
+    seen = bits.drawn(np.random.default_rng(0), (*shape, length, keys))
+    assert _wrong(inputs, seen, _results(inputs, seen, 0.1), 0.1) == []
+
+
+def test_rows_and_the_bits_of_their_pairs_are_one_mask():
+    inputs = _drawn(GROUPED)
+    for rows in intervals.masks(0, 2, 290, 290).values():
+        dense = intervals.dense(rows, 290)[:, None]
+        for x, y in zip(_results(inputs, rows, 0.1), _results(inputs, dense, 0.1), strict=True):
+            assert (x == y).all()
 
 
 def test_the_judge_notices_another_scale_and_another_mask():

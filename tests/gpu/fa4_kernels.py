@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ import attn_dispatch
 from attn_dispatch import mods
 from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
+from tests.support import bits
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
 
@@ -49,15 +51,15 @@ _SHAPES = (
 
 
 def results(
-    inputs: attention.Inputs, rows: jax.Array, forward_lists, backward_lists, scale: float
+    inputs: attention.Inputs, mask: jax.Array, forward_lists, backward_lists, scale: float
 ) -> attention.Results:
-    """What the kernels compute."""
+    """What the kernels compute under a mask, rows or bits."""
     out, lse = interval_calls.forward(
-        inputs.query, inputs.key, inputs.value, rows, forward_lists, scale
+        inputs.query, inputs.key, inputs.value, mask, forward_lists, scale
     )
     gradients = interval_calls.backward(
         inputs.query, inputs.key, inputs.value, out, lse, inputs.out_grad, inputs.lse_grad,
-        rows, backward_lists, scale,
+        mask, backward_lists, scale,
     )  # fmt: skip
     return out, lse, *gradients
 
@@ -65,16 +67,40 @@ def results(
 _run = jax.jit(results, static_argnames="scale")
 
 
-def lists_for(rows: np.ndarray, query: jax.Array, value: jax.Array):
+def seen_by(mask: np.ndarray, keys: int) -> np.ndarray:
+    """The pairs of rows, or of a dense mask itself, bool [1|B, 1|N, T, S]."""
+    return mask if mask.dtype == bool else intervals.dense(mask, keys)[:, None]
+
+
+def data_of(mask: np.ndarray) -> np.ndarray:
+    """Rows as they are, and a dense mask as bits."""
+    return bits.packed(mask) if mask.dtype == bool else mask
+
+
+def lists_for(mask: np.ndarray, query: jax.Array, value: jax.Array):
     """The lists of both passes, for the sets that run these arrays."""
-    seen = intervals.dense(rows, value.shape[1])
+    seen = seen_by(mask, value.shape[1])
+    flat = seen.reshape(-1, *seen.shape[2:])
     forward, backward = (
         x(query, value) for x in (interval_calls.forward_set, interval_calls.backward_set)
     )
-    return (
-        intervals.lists(seen, *forward.forward_tiles),
-        intervals.lists(seen, *backward.backward_tiles, by_keys=True),
+    both = (
+        intervals.lists(flat, *forward.forward_tiles),
+        intervals.lists(flat, *backward.backward_tiles, by_keys=True),
     )
+    return tuple(tuple(x.reshape(*seen.shape[:2], *x.shape[2:]) for x in lists) for lists in both)
+
+
+def masks_of(seed: int, shape: tuple[int, int, int, int, int]) -> dict[str, np.ndarray]:
+    """Rows of every kind, some of them also as dense masks, and drawn dense masks."""
+    batch, length, keys, heads, _ = shape
+    rng = np.random.default_rng(seed)
+    masks = intervals.masks(seed, batch, length, keys)
+    for name in ("causal", "full", "window and sinks", "random", "few rows", "nothing"):
+        masks[f"{name}, as bits"] = intervals.dense(masks[name], keys)[:, None]
+    for b, n in {(1, 1), (batch, 1), (1, heads), (batch, heads)}:
+        masks[f"dense [{b}, {n}]"] = bits.drawn(rng, (b, n, length, keys))
+    return masks
 
 
 def check_set(kernels: KernelSet, deadline: float) -> Iterator[tuple[str, attention.Check]]:
@@ -82,26 +108,26 @@ def check_set(kernels: KernelSet, deadline: float) -> Iterator[tuple[str, attent
     dims = (kernels.head_dim, kernels.head_dim_v)
     for seed, shape in enumerate(_SHAPES):
         inputs = attention.drawn(seed, shape, dims, kernels.dtype)
-        for mask, rows in intervals.masks(seed, shape[0], shape[1], shape[2]).items():
+        for name, mask in masks_of(seed, shape).items():
             if time.monotonic() > deadline:
                 return
-            for check in check_mask(inputs, rows, dims[0] ** -0.5):
-                yield f"{kernels.name} {list(shape)} {mask}", check
+            for check in check_mask(inputs, mask, dims[0] ** -0.5):
+                yield f"{kernels.name} {list(shape)} {name}", check
 
 
 def check_mask(
-    inputs: attention.Inputs, rows: np.ndarray, scale: float
+    inputs: attention.Inputs, mask: np.ndarray, scale: float
 ) -> Iterator[attention.Check]:
     """The checks of one call, and that its forward pass computes the same again."""
-    lists = lists_for(rows, inputs.query, inputs.value)
-    seen = jnp.asarray(intervals.dense(rows, inputs.key.shape[1]))
-    got = _run(inputs, rows, *lists, scale)
+    lists, data = lists_for(mask, inputs.query, inputs.value), data_of(mask)
+    seen = jnp.asarray(seen_by(mask, inputs.key.shape[1]))
+    got = _run(inputs, data, *lists, scale)
     plain = attention.computed(inputs, seen, scale, is_exact=False)
     exact = attention.computed(inputs, seen, scale, is_exact=True)
     rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
     gradients = attention.computed(rounded, seen, scale, is_exact=True)[2:]
     yield from attention.checks(got, (*exact[:2], *gradients), plain)
-    again = _run(inputs, rows, *lists, scale)
+    again = _run(inputs, data, *lists, scale)
     same = all(bool((x == y).all()) for x, y in zip(got[:2], again[:2], strict=True))
     yield attention.Check("again", 0.0 if same else float("inf"), 0.0, 0.0, 0.0)
 
@@ -109,8 +135,8 @@ def check_mask(
 def check_graphs() -> Iterator[tuple[str, attention.Check]]:
     """Several calls in one program, which XLA captures in a command buffer, run several times."""
     inputs = attention.drawn(0, (1, 512, 512, 8, 2), (128, 128), "bfloat16")
-    rows = intervals.window(512, 512, 200)
-    lists = lists_for(rows, inputs.query, inputs.value)
+    rows: Any = intervals.window(512, 512, 200)
+    lists: Any = lists_for(rows, inputs.query, inputs.value)
 
     @jax.jit
     def layers(query: jax.Array) -> jax.Array:
@@ -191,22 +217,31 @@ def time_masks(length: int = 8192) -> dict[str, dict[str, float]]:
     return found
 
 
-def time_mask(name: str, inputs: attention.Inputs, rows: np.ndarray, options: dict):
-    """The two rows of a mask: of ours, and of what runs the call today."""
+def programs_of(
+    inputs: attention.Inputs, mask: np.ndarray
+) -> tuple[Callable[..., object], Callable[..., object]]:
+    """The forward pass of a mask, and both passes."""
     scale = inputs.query.shape[-1] ** -0.5
-    on_device = jax.device_put((rows, *lists_for(rows, inputs.query, inputs.value)))
-    rows_there, forward_lists, backward_lists = on_device
-    arrays = (inputs.query, inputs.key, inputs.value)
+    on_device = jax.device_put((data_of(mask), *lists_for(mask, inputs.query, inputs.value)))
+    data, forward_lists, backward_lists = on_device
 
     def forward(q, k, v):
-        return interval_calls.forward(q, k, v, rows_there, forward_lists, scale)
+        return interval_calls.forward(q, k, v, data, forward_lists, scale)
 
-    @jax.jit
     def both(q, k, v, out_grad):
         out, lse = forward(q, k, v)
         return out, *interval_calls.backward(
-            q, k, v, out, lse, out_grad, None, rows_there, backward_lists, scale
+            q, k, v, out, lse, out_grad, None, data, backward_lists, scale
         )
+
+    return jax.jit(forward), jax.jit(both)
+
+
+def time_mask(name: str, inputs: attention.Inputs, rows: np.ndarray, options: dict):
+    """The two rows of a mask: of ours, by rows and by bits, and of what runs the call today."""
+    arrays = (inputs.query, inputs.key, inputs.value)
+    programs = {"ours": programs_of(inputs, rows)}
+    programs["bits"] = programs_of(inputs, intervals.dense(rows, inputs.key.shape[1])[:, None])
 
     def today(q, k, v):
         return attn_dispatch.dot_product_attention(q, k, v, **options)
@@ -215,13 +250,15 @@ def time_mask(name: str, inputs: attention.Inputs, rows: np.ndarray, options: di
     flops = 4 * inputs.query.shape[2] * inputs.query.shape[3] * pairs
     found = {}
     for what, times, work in (
-        ("f", {"ours": (jax.jit(forward), arrays), "today": (jax.jit(today), arrays)}, flops),
+        (
+            "f",
+            {x: (y[0], arrays) for x, y in programs.items()} | {"today": (jax.jit(today), arrays)},
+            flops,
+        ),
         (
             "f+b",
-            {
-                "ours": (both, (*arrays, inputs.out_grad)),
-                "today": (differentiated(today), (*arrays, inputs.out_grad)),
-            },
+            {x: (y[1], (*arrays, inputs.out_grad)) for x, y in programs.items()}
+            | {"today": (differentiated(today), (*arrays, inputs.out_grad))},
             3.5 * flops,
         ),
     ):

@@ -113,7 +113,7 @@ def measured(spec: AttentionSpec, arrays: Arrays, *, has_backward: bool) -> dict
     def make(operands: dict[str, jax.Array]) -> Any:
         found = mask_arrays(spec, operands, TILES, has_backward=has_backward)
         backward = () if found.backward is None else found.backward.arrays
-        return found.rows, found.unknown, found.forward.arrays, backward
+        return found.mask, found.forward.arrays, backward
 
     compiled = jax.jit(make)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}

@@ -19,6 +19,7 @@ from attn_dispatch.semantics.interval_plan import (
 )
 from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec
 from attn_dispatch.semantics.tile_lists import TileSizes
+from tests.support import bits
 from tests.support.interval_calls import MODS, Draw, IntervalCall, dense
 from tests.support.option_parts import options_with, spec_with
 
@@ -54,7 +55,7 @@ def test_lists_of_a_million_tokens():
 )
 def test_lists_that_are_too_large_are_refused_with_their_size(spec, remedy):
     (reason,) = not_supported_reasons(spec, TILES)
-    assert reason.rule == "intervals/lists_bytes"
+    assert reason.rule == "mask/lists_bytes"
     assert dict(reason.facts) == {"bytes": lists_bytes(spec, TILES)[0]}
     assert reason.remedy.startswith(remedy)
 
@@ -65,16 +66,20 @@ def test_a_quarter_of_a_million_tokens_needs_no_band():
 
 def test_reasons_of_masks_are_reasons_of_plans():
     call = IntervalCall("plain", 9, 12)
-    spec = call.spec(call.draw(Draw(0)) | {"mask": np.ones((1, 1, 9, 12), bool)})
-    assert [x.rule for x in not_supported_reasons(spec, TILES)] == ["intervals/mask"]
+    spec = call.spec(call.draw(Draw(0)) | {"query": np.zeros((2, 0, 2, 1), np.float32)})
+    assert [x.rule for x in not_supported_reasons(spec, TILES)] == ["empty"]
 
 
-def test_plan_has_rows_and_lists_of_both_directions():
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_plan_has_a_mask_and_lists_of_both_directions(has_mask: bool):
     call = IntervalCall("segments", 12, 9, {"max_segments": 4, "is_causal": True})
     arrays = call.draw(Draw(1))
+    if has_mask:
+        arrays["mask"] = np.random.default_rng(0).random((1, 1, 12, 9)) < 0.8
     tiles = PlanTiles(TileSizes(4, 3), TileSizes(8, 3))
     plan = MaskPlan.of(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()}, tiles)
-    mask = dense(plan.rows, 9)
+    mask = bits.dense(plan.mask, 9)[:, 0] if has_mask else dense(plan.mask, 9)
+    np.testing.assert_array_equal(plan.attends[:, 0], mask.any(axis=2))
     by_tile = mask.reshape(2, 3, 4, 3, 3).any(axis=(2, 4)).sum(axis=2)
     seen = plan.forward.partial_counts + plan.forward.full_counts
     np.testing.assert_array_equal(seen[:, 0], by_tile)
@@ -93,7 +98,10 @@ def test_calls_with_one_mask_have_one_spec_of_it():
     wider = arrays | {"query": np.zeros((2, 9, 2, 8), np.float16)}
     others = [backward, spec_with(spec, scale=0.5), call.spec(wider), mask_spec(spec)]
     assert {mask_spec(x) for x in others} == {mask_spec(spec)}
+    masked = call.spec(arrays | {"mask": np.ones((1, 1, 9, 12), bool)})
+    assert "mask" in mask_operands(masked)
     different = [
+        masked,
         spec_with(spec, is_causal=False),
         spec_with(spec, window=(2, None)),
         replace(call, mod="").spec({x: y for x, y in arrays.items() if "mod" not in x}),

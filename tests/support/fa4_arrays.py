@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from attn_dispatch.fa4.compiled import KernelSet
 
-_BYTES = {"int32": 4, "float32": 4}
+_BYTES = {"int32": 4, "uint32": 4, "float32": 4}
 _ADDRESS = 1 << 20
 
 Described = tuple[int, str, list[int], int]
@@ -51,6 +51,10 @@ class Pass:
     results: dict[str, Array]
     is_backward: bool
 
+    @property
+    def has_bits(self) -> bool:
+        return "bits" in self.operands
+
     def changed(self, **arrays: Array) -> Pass:
         """The pass with these arrays in place of those of the same names."""
         assert set(arrays) <= {*self.operands, *self.results}
@@ -63,9 +67,17 @@ class Pass:
 
 
 def made(
-    kernels: KernelSet, shape: tuple[int, int, int, int, int], *, is_backward: bool, masks: int = 1
+    kernels: KernelSet,
+    shape: tuple[int, int, int, int, int],
+    *,
+    is_backward: bool,
+    masks: int = 1,
+    mask_heads: int | None = None,
 ) -> Pass:
-    """A pass of shape (B, T, S, N, K) whose mask has `masks` batch rows."""
+    """A pass of shape (B, T, S, N, K) whose mask has `masks` batch rows.
+
+    With `mask_heads`, the mask is bits of so many heads; without, rows.
+    """
     batch, rows, keys, heads, kv_heads = shape
     dtype = kernels.dtype
     query = Array(dtype, (batch, rows, heads, kernels.head_dim))
@@ -81,9 +93,12 @@ def made(
         results = {"dq": query, "dk": key, "dv": value, **scratch(kernels, shape)}
         tiles = tiles[::-1]
     for kind in ("partial", "full"):
-        operands[f"{kind}_counts"] = Array("int32", (masks, 1, tiles[0]))
-        operands[f"{kind}_indices"] = Array("int32", (masks, 1, *tiles))
-    operands["rows"] = Array("int32", (masks, rows, 4))
+        operands[f"{kind}_counts"] = Array("int32", (masks, mask_heads or 1, tiles[0]))
+        operands[f"{kind}_indices"] = Array("int32", (masks, mask_heads or 1, *tiles))
+    if mask_heads is None:
+        operands["rows"] = Array("int32", (masks, rows, 4))
+    else:
+        operands["bits"] = Array("uint32", (masks, mask_heads, rows, -(-keys // 32)))
     return Pass(kernels, operands, results, is_backward)
 
 

@@ -52,7 +52,7 @@ def computed(inputs: Inputs, seen: jax.Array, scale: float, *, is_exact: bool) -
 
     Args:
       inputs: the arrays of the call.
-      seen: the mask, bool [1|B, T, S].
+      seen: the mask, bool [1|B, 1|N, T, S].
       scale: the factor of scores.
       is_exact: whether to compute in float32 throughout.
     """
@@ -68,7 +68,7 @@ def computed(inputs: Inputs, seen: jax.Array, scale: float, *, is_exact: bool) -
 
     k, v = (jnp.repeat(x, groups, axis=2) for x in (inputs.key, inputs.value))
     scores = scale * product("btnh,bsnh->bnts", inputs.query, k)
-    scores = jnp.where(seen[:, None], scores, -jnp.inf)
+    scores = jnp.where(seen, scores, -jnp.inf)
     top = scores.max(axis=3, keepdims=True)
     is_live = top > -jnp.inf
     top = jnp.where(is_live, top, 0)

@@ -17,23 +17,23 @@ import numpy as np
 Arrays = tuple[Any, ...]
 
 
-def forward(tile: tuple[int, int], q: Any, k: Any, v: Any, rows: Any, lists: Any, scale: float):
+def forward(tile: tuple[int, int], q: Any, k: Any, v: Any, data: Any, lists: Any, scale: float):
     """out [B, T, N, V] and lse [B, N, T], in a callback, for tiles of (queries, keys)."""
     batch, queries, heads, _ = q.shape
     out = jax.ShapeDtypeStruct((batch, queries, heads, v.shape[3]), q.dtype)
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
     run = partial(_forward, tile, scale=scale)
-    return _in_callback(run, (out, lse), (q, k, v), (rows, *lists))
+    return _in_callback(run, (out, lse), (q, k, v), (data, *lists))
 
 
-def backward(tile: tuple[int, int], operands: Any, rows: Any, lists: Any, scale: float):
+def backward(tile: tuple[int, int], operands: Any, data: Any, lists: Any, scale: float):
     """The gradients of q, k and v from (q, k, v, out, lse, out_grad, lse_grad), in a callback.
 
     Lists are those of tiles of keys; `tile` is (queries, keys).
     """
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[:3])
     run = partial(_backward, tile, scale=scale)
-    return _in_callback(run, types, tuple(operands), (rows, *lists))
+    return _in_callback(run, types, tuple(operands), (data, *lists))
 
 
 def _in_callback(function: Callable[..., Arrays], types: Arrays, *groups: Arrays) -> Any:
@@ -44,50 +44,66 @@ def _in_callback(function: Callable[..., Arrays], types: Arrays, *groups: Arrays
 
 
 def _forward(tile: tuple[int, int], qkv: Arrays, mask: Arrays, scale: float) -> Arrays:
-    q, k, v = (np.asarray(x, np.float64) for x in qkv)
-    k, v = (np.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    rows, *lists = mask
-    out = np.zeros((*q.shape[:3], v.shape[3]))
-    lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf)
-    for b in range(len(q)):
-        for t, listed in _lines(lists, b, tile[0], q.shape[1]):
-            scores = np.full((q.shape[2], len(t), k.shape[1]), -np.inf)
-            reached = np.zeros(k.shape[1], bool)
-            for s, is_full in _tiles(listed, tile[1], k.shape[1]):
-                found = scale * np.einsum("tnh,snh->nts", q[b, t], k[b, s])
-                scores[:, :, s] = found if is_full else _masked(found, rows, b, t, s)
+    query, key, value = (np.asarray(x, np.float64) for x in qkv)
+    key, value = (np.repeat(x, query.shape[2] // key.shape[2], axis=2) for x in (key, value))
+    out = np.zeros((*query.shape[:3], value.shape[3]))
+    lse = np.full((query.shape[0], query.shape[2], query.shape[1]), -np.inf)
+    for b, heads, (data, *lists) in _parts(mask, query.shape):
+        q, k, v = (x[b, :, heads] for x in (query, key, value))
+        for t, listed in _lines(lists, tile[0], len(q)):
+            scores = np.full((q.shape[1], len(t), len(k)), -np.inf)
+            reached = np.zeros(len(k), bool)
+            for s, is_full in _tiles(listed, tile[1], len(k)):
+                found = scale * np.einsum("tnh,snh->nts", q[t], k[s])
+                scores[:, :, s] = found if is_full else _masked(found, data, t, s)
                 reached[s] = True
             top = scores.max(-1, initial=-np.inf)
             weights = np.exp(scores - np.where(top == -np.inf, 0, top)[..., None])
             total = weights.sum(-1)
             with np.errstate(divide="ignore"):
-                lse[b][:, t] = np.log(total) + np.where(top == -np.inf, 0, top)
+                lse[b, heads][:, t] = np.log(total) + np.where(top == -np.inf, 0, top)
             weights /= np.where(total == 0, 1, total)[..., None]
-            out[b, t] = np.einsum("nts,snh->tnh", weights[..., reached], v[b, reached])
+            out[b, :, heads][t] = np.einsum("nts,snh->tnh", weights[..., reached], v[reached])
     return out.astype(qkv[0].dtype), lse.astype(np.float32)
 
 
 def _backward(tile: tuple[int, int], operands: Arrays, mask: Arrays, scale: float) -> Arrays:
-    q, k, v, out, lse, out_grad, lse_grad = (np.asarray(x, np.float64) for x in operands)
-    group = q.shape[2] // k.shape[2]
-    k, v = (np.repeat(x, group, axis=2) for x in (k, v))
-    rows, *lists = mask
-    dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
-    products = np.einsum("btnh,btnh->bnt", out, out_grad) - lse_grad
-    for b in range(len(q)):
-        for s, listed in _lines(lists, b, tile[1], k.shape[1]):
-            for t, is_full in _tiles(listed, tile[0], q.shape[1]):
-                scores = scale * np.einsum("tnh,snh->nts", q[b, t], k[b, s])
-                scores = scores if is_full else _masked(scores, rows, b, t, s)
-                row_lse = np.where(lse[b][:, t] == -np.inf, 0, lse[b][:, t])
+    query, key, value, out, all_lse, all_grads, lse_grad = (
+        np.asarray(x, np.float64) for x in operands
+    )
+    group = query.shape[2] // key.shape[2]
+    key, value = (np.repeat(x, group, axis=2) for x in (key, value))
+    all_dq, all_dk, all_dv = (np.zeros(x.shape) for x in (query, key, value))
+    all_products = np.einsum("btnh,btnh->bnt", out, all_grads) - lse_grad
+    for b, heads, (data, *lists) in _parts(mask, query.shape):
+        q, k, v, out_grad = (x[b, :, heads] for x in (query, key, value, all_grads))
+        lse, products = (x[b, heads] for x in (all_lse, all_products))
+        dq, dk, dv = (x[b, :, heads] for x in (all_dq, all_dk, all_dv))  # views
+        for s, listed in _lines(lists, tile[1], len(k)):
+            for t, is_full in _tiles(listed, tile[0], len(q)):
+                scores = scale * np.einsum("tnh,snh->nts", q[t], k[s])
+                scores = scores if is_full else _masked(scores, data, t, s)
+                row_lse = np.where(lse[:, t] == -np.inf, 0, lse[:, t])
                 p = np.exp(scores - row_lse[..., None])
-                dp = np.einsum("tnh,snh->nts", out_grad[b, t], v[b, s])
-                ds = p * (dp - products[b][:, t][..., None])
-                dv[b, s] += np.einsum("nts,tnh->snh", p, out_grad[b, t])
-                dk[b, s] += scale * np.einsum("nts,tnh->snh", ds, q[b, t])
-                dq[b, t] += scale * np.einsum("nts,snh->tnh", ds, k[b, s])
-    dk, dv = (_summed(x, group) for x in (dk, dv))
-    return tuple(x.astype(y.dtype) for x, y in zip((dq, dk, dv), operands[:3], strict=True))
+                dp = np.einsum("tnh,snh->nts", out_grad[t], v[s])
+                ds = p * (dp - products[:, t][..., None])
+                dv[s] += np.einsum("nts,tnh->snh", p, out_grad[t])
+                dk[s] += scale * np.einsum("nts,tnh->snh", ds, q[t])
+                dq[t] += scale * np.einsum("nts,snh->tnh", ds, k[s])
+    dk, dv = (_summed(x, group) for x in (all_dk, all_dv))
+    return tuple(x.astype(y.dtype) for x, y in zip((all_dq, dk, dv), operands[:3], strict=True))
+
+
+def _parts(mask: Arrays, shape: tuple[int, ...]) -> Iterator[tuple[int, slice, list[Any]]]:
+    """Each batch row and head, or all heads if they share their mask, with its rows [T, 4] or bits
+    [T, W] and its lists. `shape` is [B, T, N, H]."""
+    data, *lists = mask
+    arrays = (data if data.dtype == np.uint32 else data[:, None], *lists)
+    differs = max(x.shape[1] for x in arrays) > 1
+    for b in range(shape[0]):
+        for n in range(shape[2] if differs else 1):
+            part = [x[b if len(x) > 1 else 0, n if x.shape[1] > 1 else 0] for x in arrays]
+            yield b, slice(n, n + 1) if differs else slice(None), part
 
 
 def _summed(x: np.ndarray, group: int) -> np.ndarray:
@@ -97,12 +113,10 @@ def _summed(x: np.ndarray, group: int) -> np.ndarray:
 
 
 def _lines(
-    lists: list[Any], b: int, size: int, length: int
+    lists: list[Any], size: int, length: int
 ) -> Iterator[tuple[np.ndarray, list[tuple[int, bool]]]]:
     """The places of each line of tiles along one axis, and the tiles listed for it."""
-    partial_counts, partial_indices, full_counts, full_indices = (
-        x[b if len(x) > 1 else 0, 0] for x in lists
-    )
+    partial_counts, partial_indices, full_counts, full_indices = lists
     for line in range(-(-length // size)):
         listed = [(int(x), False) for x in partial_indices[line, : partial_counts[line]]]
         listed += [(int(x), True) for x in full_indices[line, : full_counts[line]]]
@@ -118,7 +132,12 @@ def _tiles(
         yield np.arange(size * index, min(size * (index + 1), length)), is_full
 
 
-def _masked(scores: np.ndarray, rows: Any, b: int, t: np.ndarray, s: np.ndarray) -> np.ndarray:
-    a0, n0, a1, n1 = (x[:, None] for x in rows[b if len(rows) > 1 else 0, t].T)
-    seen = ((s >= a0) & (s < a0 + n0)) | ((s >= a1) & (s < a1 + n1))
+def _masked(scores: np.ndarray, data: Any, t: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """Scores [N, T, S] of the rows t and keys s, with -inf where the mask, rows [T, 4] or bits
+    [T, W], hides the pair."""
+    if data.dtype == np.uint32:
+        seen = data[t][:, s // 32] >> (s % 32).astype(np.uint32) & 1 > 0
+    else:
+        a0, n0, a1, n1 = (x[:, None] for x in data[t].T)
+        seen = ((s >= a0) & (s < a0 + n0)) | ((s >= a1) & (s < a1 + n1))
     return np.where(seen, scores, -np.inf)

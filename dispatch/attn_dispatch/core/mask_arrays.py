@@ -1,4 +1,4 @@
-"""The intervals and the lists of tiles of a call's mask, made once for all layers."""
+"""A call's mask as data and its lists of tiles, made once for all layers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,17 @@ import jax
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.made_once import made_once
 from attn_dispatch.semantics.interval_plan import PlanTiles, plan_grids
-from attn_dispatch.semantics.intervals import Intervals
+from attn_dispatch.semantics.mask_data import mask_data, mask_lists
 from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec
-from attn_dispatch.semantics.tile_lists import (
-    TileGrid,
-    TileLists,
-    backward_lists,
-    forward_lists,
-)
+from attn_dispatch.semantics.tile_lists import TileGrid, TileLists
 
 
 @dataclass(frozen=True)
 class MaskArrays:
     """What a kernel reads of a mask. A call of one direction uses the lists of that direction."""
 
-    rows: jax.Array
-    """int32 [1|B, T, 4]; see `Intervals`."""
-    unknown: jax.Array | None
-    """bool scalar; see `Intervals`."""
+    mask: jax.Array
+    """Intervals or bits, as in mask_data.py."""
     forward: TileLists
     backward: TileLists | None
 
@@ -50,35 +43,32 @@ def mask_arrays(
     names = mask_operands(spec)
     arrays = [operands[name] for name in names]
     # A primitive for each, so that JAX drops those that nothing reads.
-    rows, *unknown = made_once(_Rows(mask_spec(spec), names), *arrays)
+    (mask,) = made_once(_Mask(mask_spec(spec), names), *arrays)
     forward, backward = plan_grids(spec, tiles)
     return MaskArrays(
-        rows,
-        unknown[0] if unknown else None,
-        TileLists(*made_once(_Lists(forward, is_backward=False), rows)),
-        TileLists(*made_once(_Lists(backward, is_backward=True), rows)) if has_backward else None,
+        mask,
+        TileLists(*made_once(_Lists(forward, is_backward=False), mask)),
+        TileLists(*made_once(_Lists(backward, is_backward=True), mask)) if has_backward else None,
     )
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Makes the rows and, if there is one, the flag of a call's intervals."""
+class _Mask:
+    """Makes the intervals or bits of a call's mask."""
 
     spec: AttentionSpec
     names: tuple[str, ...]
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        found = Intervals.of(self.spec, dict(zip(self.names, arrays, strict=True)))
-        return [found.rows] if found.unknown is None else [found.rows, found.unknown]
+        return [mask_data(self.spec, dict(zip(self.names, arrays, strict=True)))]
 
 
 @dataclass(frozen=True)
 class _Lists:
-    """Makes the lists of one direction from rows."""
+    """Makes the lists of one direction from a mask."""
 
     grid: TileGrid
     is_backward: bool
 
-    def __call__(self, rows: jax.Array) -> tuple[jax.Array, ...]:
-        make = backward_lists if self.is_backward else forward_lists
-        return make(rows, self.grid).arrays
+    def __call__(self, mask: jax.Array) -> tuple[jax.Array, ...]:
+        return mask_lists(mask, self.grid, is_backward=self.is_backward).arrays

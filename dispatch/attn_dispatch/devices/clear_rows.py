@@ -23,18 +23,18 @@ _ROW_BYTES = 16
 
 
 def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
-    """x [..., heads, D] with 0 in padding rows, and NaN in invalid ones.
-
-    XLA copies x before if anything else reads it.
+    """x with 0 in padding rows, and NaN in invalid ones. XLA copies x if anything else reads it.
 
     Args:
       x: an array of rows.
-      flags: [...] as in row_flags.py, or bool if no row is invalid. They may broadcast.
+      flags: as in row_flags.py, or bool if no row is invalid. Their axes are the first ones of x,
+        and may broadcast; the others are a row.
     """
-    if _native() is None or prod(x.shape[-2:]) * x.dtype.itemsize % _ROW_BYTES:
+    lead, row = x.shape[: flags.ndim], x.shape[flags.ndim :]
+    if _native() is None or prod(row) * x.dtype.itemsize % _ROW_BYTES:
         return cleared_by_xla(x, flags)
-    flags = jnp.broadcast_to(flags, x.shape[:-2]).astype(jnp.uint8).reshape(-1)
-    rows = jax.ShapeDtypeStruct((flags.size, *x.shape[-2:]), x.dtype)
+    flags = jnp.broadcast_to(flags, lead).astype(jnp.uint8).reshape(-1)
+    rows = jax.ShapeDtypeStruct((flags.size, *row), x.dtype)
     call = jax.ffi.ffi_call(TARGET, rows, input_output_aliases={0: 0})
     return call(x.reshape(rows.shape), flags).reshape(x.shape)
 

@@ -1,7 +1,7 @@
 """NVIDIA: FlashAttention-4's kernels, once `attn-dispatch build-fa4` has compiled them.
 
-They take a mask as data: at most two intervals of keys for each query, and lists of the tiles that
-some query sees. No other tile is computed.
+They take a mask as data: at most two intervals of keys for each query, or else a bit for each pair,
+and lists of the tiles that some query sees. No other tile is computed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from attn_dispatch.fa4.call import kernels_for, tiles_of
 from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSet, register
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes
+from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch.semantics.mask_data import data_bytes
 from attn_dispatch.semantics.wider_arrays import padded_bytes
 
 NAME = "fa4"
@@ -46,11 +48,13 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     if kernels.head_dim_v != kernels.head_dim:
         head_dim += f"/{kernels.head_dim_v}"
     engine = f"FlashAttention-4 ({compiled.find().versions}), {head_dim}"
+    if not is_certain(spec):
+        engine += ", mask of a bit a pair"
     query, key = (jax.ShapeDtypeStruct(spec.shape(x), spec.dtype) for x in ("query", "key"))
     scratch = interval_calls.scratch_bytes(kernels, query, key) if spec.is_backward else 0
-    lists = lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
+    mask = data_bytes(spec) + lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
     copies = padded_bytes(spec, kernels.head_dim, kernels.head_dim_v)
-    return Plan(engine, scratch, lists + copies)
+    return Plan(engine, scratch, mask + copies)
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:

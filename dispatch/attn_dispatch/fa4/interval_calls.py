@@ -1,12 +1,16 @@
-"""The custom calls of compiled FlashAttention-4, whose mask is intervals of keys for each row.
+"""The custom calls of compiled FlashAttention-4, whose mask is intervals of keys or a bit a pair.
 
 Arrays are query [B, T, N, H], key [B, S, K, H] and value [B, S, K, Hv]; out is [B, T, N, Hv] and
-lse float32 [B, N, T]. A mask is `rows`, int32 [1|B, T, 4]: a row sees the keys from the first
-number on, as many as the second says, and likewise those of the third and fourth. `lists` have the
-tiles of which some pairs are visible, and those of which all are, each as int32 [1|B, 1, M] counts
-and [1|B, 1, M, L] ascending indices: for the forward pass a line for each tile of query rows, and
-for the backward pass one for each tile of keys. Tiles are those of the set of kernels that runs
-the call.
+lse float32 [B, N, T].
+
+A mask has one of two forms. In int32 [1|B, T, 4], a row sees the keys from the first number on, as
+many as the second says, and likewise those of the third and fourth. In uint32 [1|B, 1|N, T, W], it
+sees key s if bit s % 32 of word s // 32 is set; bits past the last key are 0.
+
+`lists` have the tiles of which some pairs are visible, and those of which all are, each as int32
+[1|B, 1|N, M] counts and [1|B, 1|N, M, L] ascending indices: for the forward pass a line for each
+tile of query rows, and for the backward pass one for each tile of keys. Tiles are those of the set
+of kernels that runs the call.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ def forward(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    rows: jax.Array,
+    mask: jax.Array,
     lists: Sequence[jax.Array],
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
@@ -56,9 +60,9 @@ def forward(
         jax.ShapeDtypeStruct((batch, length, heads, kernels.head_dim_v), query.dtype),
         jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
     ]
-    operands = (query_wide, key_wide, value_wide, *lists, rows)
+    operands = (query_wide, key_wide, value_wide, *lists, mask)
     call = jax.ffi.ffi_call(FORWARD_TARGET, results)
-    out, lse = call(*operands, **_attributes(kernels, kernels.forward_tiles, scale))
+    out, lse = call(*operands, **_attributes(kernels, kernels.forward_tiles, mask, scale))
     return out[..., : value.shape[-1]], lse
 
 
@@ -70,7 +74,7 @@ def backward(
     lse: jax.Array,
     out_grad: jax.Array,
     lse_grad: jax.Array | None,
-    rows: jax.Array,
+    mask: jax.Array,
     lists: Sequence[jax.Array],
     scale: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -85,8 +89,8 @@ def backward(
     grads = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query_wide, key_wide, value_wide)]
     results = [*grads, *_scratch(kernels, query, key)]
     call = jax.ffi.ffi_call(BACKWARD_TARGET, results)
-    attributes = _attributes(kernels, kernels.backward_tiles, scale)
-    dq, dk, dv, *_ = call(*operands, *lists, rows, **attributes)
+    attributes = _attributes(kernels, kernels.backward_tiles, mask, scale)
+    dq, dk, dv, *_ = call(*operands, *lists, mask, **attributes)
     width, width_v = query.shape[-1], value.shape[-1]
     return dq[..., :width], dk[..., :width], dv[..., :width_v]
 
@@ -110,11 +114,12 @@ def _scratch(kernels: KernelSet, query: Shaped, key: Shaped) -> tuple[jax.ShapeD
 
 
 def _attributes(
-    kernels: KernelSet, tiles: tuple[int, int], scale: float
+    kernels: KernelSet, tiles: tuple[int, int], mask: jax.Array, scale: float
 ) -> dict[str, str | np.generic]:
     tile_m, tile_n = tiles
     return {
         "set": kernels.name,
+        "mask": "bits" if mask.dtype == jnp.uint32 else "rows",
         "tile_m": np.int64(tile_m),
         "tile_n": np.int64(tile_n),
         "scale": np.float32(scale),

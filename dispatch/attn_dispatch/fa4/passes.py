@@ -15,6 +15,7 @@ from attn_dispatch.devices.clear_rows import cleared
 from attn_dispatch.fa4 import interval_calls
 from attn_dispatch.semantics.interval_plan import MaskPlan, PlanTiles
 from attn_dispatch.semantics.invalid_values import may_be_invalid, nan_where_invalid
+from attn_dispatch.semantics.mask_bits import seen_keys
 from attn_dispatch.semantics.real_rows import each_query_attends, real_rows_by_position
 from attn_dispatch.semantics.row_flags import flags_of
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
@@ -26,18 +27,18 @@ Results = tuple[jax.Array, ...]
 
 def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
     plan = MaskPlan.of(spec, operands, tiles)
-    _, real_keys = real_rows_by_position(spec, operands)
+    _, real_keys = _real_rows(spec, operands, plan)
     out, lse = interval_calls.forward(
         scaled_query(spec, operands["query"]),
         operands["key"],  # a score in padding is masked, even NaN
         _cleared(operands["value"], real_keys),
-        plan.rows,
+        plan.mask,
         plan.forward.arrays,
         positive_scale(spec),
     )
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
-        out = cleared(out, flags_of(spec, operands, plan.intervals.attends))
+        out = cleared(out, flags_of(spec, operands, _by_row(plan.attends)))
     found = {"out": out}
     if spec.wanted.needs_lse:
         found |= nan_where_invalid(spec, operands, {"lse": lse})
@@ -46,7 +47,7 @@ def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Result
 
 def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
     plan = MaskPlan.of(spec, operands, tiles)
-    real_queries, real_keys = real_rows_by_position(spec, operands)
+    real_queries, real_keys = _real_rows(spec, operands, plan)
     lse, lse_grad = operands["lse"], operands.get("lse_grad")
     if lse_grad is not None:
         # The gradient of a padding row's lse may be NaN.
@@ -60,7 +61,7 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Resul
         lse,
         _cleared(operands["out_grad"], real_queries),
         lse_grad,
-        plan.rows,
+        plan.mask,
         plan.backward.arrays,
         positive_scale(spec),
     )
@@ -72,6 +73,23 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Resul
     return tuple(gradients[name] for name in spec.wanted.gradients)
 
 
+def _real_rows(
+    spec: AttentionSpec, operands: Operands, plan: MaskPlan
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Real queries, bool [1|B, 1|N, T], and keys, [1|B, 1, S]; None where all are."""
+    if spec.has("query_segment_ids") and spec.meaning.max_segments is None:
+        return plan.attends, seen_keys(plan.mask, spec.seq_len_kv)[:, None]
+    queries, keys = (
+        None if x is None else x[:, None] for x in real_rows_by_position(spec, operands)
+    )
+    return queries, keys
+
+
 def _cleared(x: jax.Array, real: jax.Array | None) -> jax.Array:
-    """x [B, L, heads, D] with 0 in padding rows; `real` is bool [1|B, L]."""
-    return x if real is None else cleared(x, real)
+    """x [B, L, heads, D] with 0 in padding rows; `real` is bool [1|B, 1|heads, L]."""
+    return x if real is None else cleared(x, _by_row(real))
+
+
+def _by_row(real: jax.Array) -> jax.Array:
+    """[1|B, L] of [1|B, 1, L], or [1|B, L, heads] of [1|B, heads, L]."""
+    return real[:, 0] if real.shape[1] == 1 else real.swapaxes(1, 2)

@@ -10,9 +10,8 @@ from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.call import kernels_for, tiles_of
 from attn_dispatch.fa4.compiled import CompiledLibrary
 from attn_dispatch.reason import Reason, Rule, broken
-from attn_dispatch.semantics import interval_plan, interval_rules
+from attn_dispatch.semantics import interval_plan, mask_data
 from attn_dispatch.semantics.common_rules import DTYPE, scale_remedy
-from attn_dispatch.semantics.intervals import is_certain
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 FEATURES = (
@@ -20,6 +19,7 @@ FEATURES = (
     "lengths",
     "segment ids",
     "cu_seqlens",
+    "mask",
     "mask_mod",
     "the gradient of lse",
 )
@@ -53,13 +53,6 @@ _RULES = (
     ),
 )
 
-_UNKNOWN = Rule[AttentionSpec](
-    "fa4/unknown_intervals",
-    lambda s: not is_certain(s),
-    "a mask whose rows may have more than two ranges of keys, which only its arrays tell",
-    "compare s with numbers of the query in mask_mod, and pass max_segments with segment ids",
-)
-
 _COMPILED = Rule[_KernelCall](
     "fa4/head_dim",
     lambda c: kernels_for(c.spec, c.library) is None,
@@ -89,9 +82,7 @@ def not_supported_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tupl
 
 def _kernel_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reason, ...]:
     """The reasons against a call's mask and head dims."""
-    if reasons := interval_rules.not_supported_reasons(spec):
-        return reasons
-    if reasons := broken((_UNKNOWN,), spec):
+    if reasons := mask_data.not_supported_reasons(spec):
         return reasons
     if not library.is_usable or DTYPE.applies(spec):
         return ()  # which other reasons say

@@ -1,4 +1,4 @@
-"""What a kernel needs to skip the unseen tiles of a call: its intervals and its lists of tiles."""
+"""What a kernel needs to skip the unseen tiles of a call: its mask and its lists of tiles."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ import jax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
-from attn_dispatch.semantics import interval_rules
-from attn_dispatch.semantics.intervals import Intervals
+from attn_dispatch.semantics import mask_data
+from attn_dispatch.semantics.intervals import is_certain
 from attn_dispatch.semantics.key_bands import KeyBand
-from attn_dispatch.semantics.tile_lists import (
-    TileGrid,
-    TileLists,
-    TileSizes,
-    backward_lists,
-    forward_lists,
-)
+from attn_dispatch.semantics.tile_lists import TileGrid, TileLists, TileSizes
 
 _MAX_LISTS_BYTES = 2**28
 """The most bytes of the lists of one direction. Without a band, 262,144 queries and keys have lists
@@ -37,47 +31,48 @@ class PlanTiles:
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """The intervals of a call's mask and, made when they are asked for, its lists of tiles.
+    """The mask of a call and, made when they are asked for, its lists of tiles.
 
-    Everything is made of small integer arrays by XLA, wherever it is asked for. It depends on
-    nothing that changes from layer to layer: core/mask_arrays.py makes it once for all of them.
+    Everything is made by XLA, wherever it is asked for. It depends on nothing that changes from
+    layer to layer: core/mask_arrays.py makes it once for all of them.
     """
 
-    intervals: Intervals
+    mask: jax.Array
+    """Intervals or bits, as in mask_data.py."""
     grids: tuple[TileGrid, TileGrid]
     """The tiles of the forward and of the backward pass."""
 
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array], tiles: PlanTiles) -> MaskPlan:
         """The plan of a call for which `not_supported_reasons` is empty."""
-        return MaskPlan(Intervals.of(spec, operands), plan_grids(spec, tiles))
+        return MaskPlan(mask_data.mask_data(spec, operands), plan_grids(spec, tiles))
 
-    @property
-    def rows(self) -> jax.Array:
-        """int32 [1|B, T, 4], as in `Intervals`."""
-        return self.intervals.rows
+    @cached_property
+    def attends(self) -> jax.Array:
+        """bool [1|B, 1|N, T]: the query sees some key."""
+        return mask_data.attends(self.mask)
 
     @cached_property
     def forward(self) -> TileLists:
         """For each tile of queries, its tiles of keys."""
-        return forward_lists(self.rows, self.grids[0])
+        return mask_data.mask_lists(self.mask, self.grids[0], is_backward=False)
 
     @cached_property
     def backward(self) -> TileLists:
         """For each tile of keys, its tiles of queries."""
-        return backward_lists(self.rows, self.grids[1])
+        return mask_data.mask_lists(self.mask, self.grids[1], is_backward=True)
 
 
 def lists_bytes(spec: AttentionSpec, tiles: PlanTiles) -> tuple[int, int]:
     """Bytes of the forward and of the backward lists, if every batch row has its own."""
     forward, backward = plan_grids(spec, tiles)
-    batch = spec.batch if isinstance(spec.batch, int) else 1
-    return forward.forward_bytes(batch), backward.backward_bytes(batch)
+    masks = mask_data.masks_of_lists(spec)
+    return forward.forward_bytes(masks), backward.backward_bytes(masks)
 
 
 def plan_grids(spec: AttentionSpec, tiles: PlanTiles) -> tuple[TileGrid, TileGrid]:
     """The tiles of the forward and of the backward pass."""
-    band = KeyBand.of(spec)
+    band = KeyBand.of(spec) if is_certain(spec) else KeyBand()
     forward, backward = (
         TileGrid(spec.seq_len_q, spec.seq_len_kv, tile, band)
         for tile in (tiles.forward, tiles.backward)
@@ -97,7 +92,7 @@ class _Planned:
 
 
 _LISTS = Rule[_Planned](
-    "intervals/lists_bytes",
+    "mask/lists_bytes",
     lambda call: call.bytes > _MAX_LISTS_BYTES,
     f"lists of tiles of {{bytes:,}} bytes; at most {_MAX_LISTS_BYTES:,} are made",
     lambda call: _remedy(call.spec),
@@ -113,6 +108,5 @@ def _remedy(spec: AttentionSpec) -> str:
 
 def not_supported_reasons(spec: AttentionSpec, tiles: PlanTiles) -> tuple[Reason, ...]:
     """Every reason why a call has no plan."""
-    reasons = interval_rules.not_supported_reasons(spec)
-    has_lengths = not (spec.is_paged or spec.has_symbolic_length or spec.is_empty)
-    return reasons + (broken((_LISTS,), _Planned(spec, tiles)) if has_lengths else ())
+    reasons = mask_data.not_supported_reasons(spec)
+    return reasons or broken((_LISTS,), _Planned(spec, tiles))

@@ -1,7 +1,7 @@
 """The mask of a call as intervals: at most two ranges of keys for each query.
 
-Everything but the evaluation of unknown mask_mods (evaluated_intervals.py) takes O(B · T) time and
-memory, also at a million tokens.
+Time and memory are O(B · T), also at a million tokens. Masks that are not known to be intervals are
+bits instead (mask_bits.py).
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.evaluated_intervals import evaluated
-from attn_dispatch.semantics.interval_rules import is_evaluated, not_supported_reasons
+from attn_dispatch.programs.program import axes_of
 from attn_dispatch.semantics.interval_union import MOST_INTERVALS, any_of, union
 from attn_dispatch.semantics.key_spans import KeySpans
 from attn_dispatch.semantics.mod_intervals import known_set, mod_ranges
-
-__all__ = ["Intervals", "not_supported_reasons"]
 
 
 @dataclass(frozen=True)
@@ -39,22 +36,15 @@ class Intervals:
     most: int | None
     """The most intervals that a row can have, 0, 1 or 2; None if only `unknown` tells."""
 
-    @property
-    def attends(self) -> jax.Array:
-        """bool [1|B, T]: the query sees some key."""
-        return (self.rows[..., 1] > 0) | (self.rows[..., 3] > 0)
-
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Intervals:
-        """The intervals of a call that breaks no rule of interval_rules.py."""
+        """The intervals of a call that `has_ranges`."""
         if spec.meaning.mask_mod is None:
             spans = KeySpans.of(spec, operands)
             rows, _ = union([spans.within(None, None)])
             return Intervals(_with_rows(spec, rows), spans.is_scattered, 1)
         terms = known_set(spec)
-        if terms is None:
-            rows, unknown = evaluated(spec, operands)
-            return Intervals(rows, unknown, None)
+        assert terms is not None
         spans = KeySpans.of(spec, operands)
         if not terms:
             return Intervals(jnp.zeros((1, spec.seq_len_q, 4), jnp.int32), None, 0)
@@ -66,13 +56,24 @@ class Intervals:
         return Intervals(_with_rows(spec, rows), unknown, most)
 
 
+def has_ranges(spec: AttentionSpec) -> bool:
+    """Whether the ranges of keys that all heads see are found without computing any pair."""
+    if spec.has("mask"):
+        return False
+    program = spec.meaning.mask_mod
+    if program is None:
+        return True
+    is_shared = spec.num_heads == 1 or "n" not in axes_of(program)
+    return is_shared and known_set(spec) is not None
+
+
 @lru_cache(maxsize=1024)
 def is_certain(spec: AttentionSpec) -> bool:
     """Whether `rows` are the mask of a call whatever its arrays hold: `unknown` is None.
 
-    The call breaks no rule of interval_rules.py.
+    The call has lengths that are not symbols, and no pages.
     """
-    if is_evaluated(spec):
+    if not has_ranges(spec):
         return False
     arrays = {x.name: jax.ShapeDtypeStruct(x.shape, x.dtype) for x in spec.operands}
 

@@ -16,17 +16,20 @@ PADDING, REAL, INVALID = (np.uint8(x) for x in range(3))
 
 
 def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], real: jax.Array) -> jax.Array:
-    """The flags of the output's rows, uint8 [1|B, T], of which `real` [1|B, T] are real."""
+    """The flags of the output's rows, uint8, of which `real` [1|B, T] or [1|B, T, N] are real."""
     flags = jnp.where(real, REAL, PADDING)
     invalid = invalid_queries(spec, operands)
-    return flags if invalid is None else jnp.where(invalid, INVALID, flags)
+    if invalid is None:
+        return flags
+    return jnp.where(invalid.reshape(*invalid.shape, *(1,) * (real.ndim - 2)), INVALID, flags)
 
 
 def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:
-    """x [..., heads, D] with 0 in padding rows, and NaN in invalid ones.
+    """x with 0 in padding rows, and NaN in invalid ones.
 
-    `flags` [...], which may broadcast, are those above, or bool if no row is invalid.
+    `flags` are those above, or bool if no row is invalid. Their axes are the first ones of x, and
+    may broadcast; the others are a row.
     """
-    flags = flags[..., None, None]
+    flags = flags.reshape(*flags.shape, *(1,) * (x.ndim - flags.ndim))
     x = jnp.where(flags == PADDING, 0, x)
     return x if flags.dtype == bool else jnp.where(flags == INVALID, jnp.nan, x)

@@ -44,13 +44,13 @@ class TileLists:
     """
 
     partial_counts: jax.Array
-    """[1|B, 1, M]: how many tiles have pairs of both kinds, seen and unseen."""
+    """[1|B, 1|N, M]: how many tiles have pairs of both kinds, seen and unseen."""
     partial_indices: jax.Array
-    """[1|B, 1, M, K]."""
+    """[1|B, 1|N, M, K]."""
     full_counts: jax.Array
-    """[1|B, 1, M]: how many tiles have seen pairs alone, of real queries and real keys."""
+    """[1|B, 1|N, M]: how many tiles have seen pairs alone, of real queries and real keys."""
     full_indices: jax.Array
-    """[1|B, 1, M, K]."""
+    """[1|B, 1|N, M, K]."""
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
@@ -135,6 +135,15 @@ def backward_lists(rows: jax.Array, grid: TileGrid) -> TileLists:
         for words in _seen_and_full(rows, grid)
     )
     return _lists(seen, full, first, width)
+
+
+def lists_of_tiles(some: jax.Array, every: jax.Array) -> TileLists:
+    """The lists of M tiles, from bool [B, M, K]: whether pairs of both are seen, and whether all
+    are."""
+    tiles, width = some.shape[1:]
+    padding = ((0, 0), (0, 0), (0, words_for(width) * BITS - width))
+    seen, full = (packed(jnp.pad(x, padding)) for x in (some, every))
+    return _lists(seen, full, jnp.zeros(tiles, jnp.int32), width)
 
 
 def _width(band: KeyBand, tile: int, other_tile: int, other_tiles: int) -> int:

@@ -25,14 +25,14 @@ from attn_dispatch_tools.terminal.progress import progress
 
 _DESCRIPTION = f"""\
 Compile FlashAttention-4's kernels for Hopper GPUs (H100, H200), or for B200, into one small
-library, through which attn_dispatch runs calls whose masks are intervals of keys. No GPU is needed,
-and nothing is compiled later, for whatever mask.
+library, through which attn_dispatch runs calls with any mask. No GPU is needed, and nothing is
+compiled later, for whatever mask.
 
 The kernels' sources and their compiler are installed from {environment.SOURCES} and
 {environment.COMPILER}, into an environment of their own in the cache folder of your user. Their
 licences are in these packages. NVIDIA's for the compiler permits its output on NVIDIA GPUs only.
 
-All sets take some 100 seconds of CPU time for each architecture. What was compiled before is kept.
+All sets take some 200 seconds of CPU time for each architecture. What was compiled before is kept.
 """
 
 _EXAMPLES = (

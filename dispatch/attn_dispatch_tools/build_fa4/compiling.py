@@ -18,7 +18,7 @@ from attn_dispatch_tools.build_fa4.processes import run
 from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SCRIPT = Path(__file__).with_name("export_kernels.py")
-_SCRIPTS = (SCRIPT, SCRIPT.with_name("sm100_kernels.py"))
+_SCRIPTS = tuple(map(SCRIPT.with_name, (SCRIPT.name, "mask_forms.py", "sm100_kernels.py")))
 _SYMBOLS = "symbols.json"
 _COMPILE_SECONDS = 1800
 

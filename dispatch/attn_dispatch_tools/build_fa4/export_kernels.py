@@ -37,73 +37,33 @@ _hide_package_code("fa4_jax")
 import cuda.bindings.driver as cuda  # noqa: E402
 import cutlass  # noqa: E402
 import cutlass.cute as cute  # noqa: E402
-from cutlass import Boolean, Float32, Int32, Uint32  # noqa: E402
+from cutlass import Float32, Int32, const_expr  # noqa: E402
 from cutlass.base_dsl.compiler import HostTarget  # noqa: E402
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream  # noqa: E402
+from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 from fa4_jax.cute import flash_bwd_sm90  # noqa: E402
 from fa4_jax.cute.block_sparsity import BlockSparseTensors  # noqa: E402
 from fa4_jax.cute.flash_bwd_postprocess import FlashAttentionBackwardPostprocess  # noqa: E402
 from fa4_jax.cute.flash_bwd_preprocess import FlashAttentionBackwardPreprocess  # noqa: E402
 from fa4_jax.cute.flash_fwd_sm90 import FlashAttentionForwardSm90  # noqa: E402
-from fa4_jax.cute.mask import AttentionMask  # noqa: E402
-from fa4_jax.cute.utils import AuxData, scalar_to_ssa  # noqa: E402
+from fa4_jax.cute.utils import AuxData  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))  # not there with python -I
 import sm100_kernels  # noqa: E402
-
-_VECTOR = 16
-"""Bytes to which the arrays that TMA and vector instructions read are aligned."""
+from mask_forms import BITS_FORM, ROWS_FORM, VECTOR, tensor  # noqa: E402
 
 BATCH, ROWS, KEYS, HEADS, KV_HEADS = (cute.sym_int() for _ in range(5))
 PADDED_ROWS, ROW_SUMS, KEY_SUMS = (cute.sym_int(divisibility=4) for _ in range(3))
 
 
-def _tensor(kind, shape, align):
-    """A dense array whose shape and strides, but for constant extents, are known at run time."""
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(kind, shape, stride_order=order, assumed_align=align)
-
-
 def _lists():
     """Tiles of which some, and of which all, pairs are visible: counts and indices of each."""
     lines, partial, full = (cute.sym_int() for _ in range(3))
-    counts = _tensor(Int32, (BATCH, HEADS, lines), 4)
+    counts = tensor(Int32, (BATCH, HEADS, lines), 4)
     return tuple(
         x
         for width in (partial, full)
-        for x in (counts, _tensor(Int32, (BATCH, HEADS, lines, width), 4))
+        for x in (counts, tensor(Int32, (BATCH, HEADS, lines, width), 4))
     )
-
-
-def _rows():
-    """Two intervals of keys for each query row: start, length, start, length."""
-    return _tensor(Int32, (BATCH, ROWS, 4), _VECTOR)
-
-
-@cute.jit
-def is_visible(batch, head, query, key, info, data):
-    """The mask: the key is in one of the row's intervals. One unsigned comparison for each.
-
-    The last tile may have rows past the last, whose results nobody uses.
-    """
-    rows = data[0]
-    b, k = batch[0], key[0]
-    q = cutlass.min(query[0], info.seqlen_q - 1)
-    first = Uint32(k - rows[b, q, 0]) < Uint32(rows[b, q, 1])
-    second = Uint32(k - rows[b, q, 2]) < Uint32(rows[b, q, 3])
-    return scalar_to_ssa(first | second, Boolean)
-
-
-_apply_mask = AttentionMask.apply_mask_mod_sm80
-
-
-def _apply_mask_without_divisions(self, *arguments):
-    """Applies `is_visible` to a tile of pairs. In some tiles, the package divides both indices by
-    the lengths, so that no mask reads past its arrays: two divisions for each pair."""
-    return _apply_mask(self, *arguments[:-1], (None, None))
-
-
-AttentionMask.apply_mask_mod_sm80 = _apply_mask_without_divisions
 
 
 class Forward(FlashAttentionForwardSm90):
@@ -144,7 +104,7 @@ class Set:
         self.forward_tiles, self.backward_tiles = given["forward"], given["backward"]
 
     def _heads(self, length, heads, width):
-        return _tensor(self.dtype, (BATCH, length, heads, width), _VECTOR)
+        return tensor(self.dtype, (BATCH, length, heads, width), VECTOR)
 
     def _query(self):
         return self._heads(ROWS, HEADS, self.head_dim)
@@ -160,19 +120,19 @@ class Set:
 
     @staticmethod
     def _lse():
-        return _tensor(Float32, (BATCH, HEADS, ROWS), 4)
+        return tensor(Float32, (BATCH, HEADS, ROWS), 4)
 
     @staticmethod
     def _row_numbers():
-        return _tensor(Float32, (BATCH, HEADS, PADDED_ROWS), _VECTOR)
+        return tensor(Float32, (BATCH, HEADS, PADDED_ROWS), VECTOR)
 
     @staticmethod
     def _query_sums():
-        return _tensor(Float32, (BATCH, HEADS, ROW_SUMS), _VECTOR)
+        return tensor(Float32, (BATCH, HEADS, ROW_SUMS), VECTOR)
 
     @staticmethod
     def _key_sums():
-        return _tensor(Float32, (BATCH, KV_HEADS, KEY_SUMS), _VECTOR)
+        return tensor(Float32, (BATCH, KV_HEADS, KEY_SUMS), VECTOR)
 
     def _forward_kernel(self, mask):
         tiles = self.forward_tiles
@@ -196,7 +156,13 @@ class Set:
         )
 
     def forward(self):
-        run = self._forward_kernel(is_visible)
+        return self._forward(*ROWS_FORM)
+
+    def forward_bits(self):
+        return self._forward(*BITS_FORM)
+
+    def _forward(self, mask, mask_array):
+        run = self._forward_kernel(mask)
 
         @cute.jit
         def forward(
@@ -209,18 +175,18 @@ class Set:
             partial_indices: cute.Tensor,
             full_counts: cute.Tensor,
             full_indices: cute.Tensor,
-            rows: cute.Tensor,
+            mask_data: cute.Tensor,
             scale: Float32,
             stream: cuda.CUstream,
         ):
             lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
-            data = AuxData(tensors=[rows])
+            data = AuxData(tensors=[mask_data])
             run(
                 q, k, v, out, lse, scale, blocksparse_tensors=lists, aux_data=data, stream=stream
             )  # fmt: skip
 
         arrays = (self._query(), self._key(), self._value(), self._out(), self._lse())
-        return forward, (*arrays, *_lists(), _rows())
+        return forward, (*arrays, *_lists(), mask_array(BATCH, HEADS, ROWS))
 
     def preprocess(self):
         run = FlashAttentionBackwardPreprocess(
@@ -251,11 +217,17 @@ class Set:
 
     def backward(self):
         """The backward kernel of calls with as many key heads, which writes dk and dv itself."""
-        return self._backward(1, self._key(), self._value())
+        return self._backward(*ROWS_FORM)
 
     def backward_grouped(self):
         """The backward kernel of grouped heads, which adds to dk and dv in float32."""
-        return self._backward(SharedHeads(2), self._key_sums(), self._key_sums())
+        return self._backward_grouped(*ROWS_FORM)
+
+    def backward_bits(self):
+        return self._backward(*BITS_FORM)
+
+    def backward_bits_grouped(self):
+        return self._backward_grouped(*BITS_FORM)
 
     def _backward_kernel(self, shared_heads, mask):
         tiles = self.backward_tiles
@@ -286,8 +258,14 @@ class Set:
             dQ_single_wg=tiles["query_grad_by_one_group"],
         )
 
-    def _backward(self, shared_heads, key_grad, value_grad):
-        run = self._backward_kernel(shared_heads, is_visible)
+    def _backward(self, *mask):
+        return self._backward_of(1, self._key(), self._value(), *mask)
+
+    def _backward_grouped(self, *mask):
+        return self._backward_of(SharedHeads(2), self._key_sums(), self._key_sums(), *mask)
+
+    def _backward_of(self, shared_heads, key_grad, value_grad, mask, mask_array):
+        run = self._backward_kernel(shared_heads, mask)
 
         @cute.jit
         def backward(
@@ -304,13 +282,13 @@ class Set:
             partial_indices: cute.Tensor,
             full_counts: cute.Tensor,
             full_indices: cute.Tensor,
-            rows: cute.Tensor,
+            mask_data: cute.Tensor,
             scale: Float32,
             stream: cuda.CUstream,
         ):
             lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
-            data = AuxData(tensors=[rows])
-            if cutlass.const_expr(isinstance(run.qhead_per_kvhead, SharedHeads)):
+            data = AuxData(tensors=[mask_data])
+            if const_expr(isinstance(run.qhead_per_kvhead, SharedHeads)):
                 run.qhead_per_kvhead.at_run_time = q.shape[2] // k.shape[2]
             run(
                 q, k, v, out_grad, lse2, products, query_sums, key_grad, value_grad, scale,
@@ -320,7 +298,7 @@ class Set:
         numbers = self._row_numbers()
         arrays = (self._query(), self._key(), self._value(), self._out(), numbers, numbers)
         sums = (self._query_sums(), key_grad, value_grad)
-        return backward, (*arrays, *sums, *_lists(), _rows())
+        return backward, (*arrays, *sums, *_lists(), mask_array(BATCH, HEADS, ROWS))
 
     def query_grad(self):
         tiles = self.backward_tiles

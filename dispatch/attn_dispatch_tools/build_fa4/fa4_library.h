@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file, or the arguments of a kernel, does. */
-#define ATTN_DISPATCH_FA4_INTERFACE 1
+#define ATTN_DISPATCH_FA4_INTERFACE 2
 
 /* The name of the function that the library exports, of type AttnFa4Get. */
 #define ATTN_DISPATCH_FA4_GET "attn_dispatch_fa4_library"
@@ -58,6 +58,7 @@ ATTN_DISPATCH_FA4_ARRAY(AttnFa4Numbers, 3, 2); /* [batch, heads, numbers], float
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Counts, 3, 2);  /* [batch, heads, lines], int32 */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Indices, 4, 3); /* [batch, heads, lines, width], int32 */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Rows, 2, 1);    /* [batch, rows, (4)], int32 */
+ATTN_DISPATCH_FA4_ARRAY(AttnFa4Bits, 4, 3);    /* [batch, heads, rows, words], uint32 */
 
 /* A set of kernels for one pair of head dims and one dtype. The arrays that `run` takes, in this
  * order (lists: partial counts, partial indices, full counts, full indices):
@@ -66,13 +67,19 @@ ATTN_DISPATCH_FA4_ARRAY(AttnFa4Rows, 2, 1);    /* [batch, rows, (4)], int32 */
  *   preprocess        out, out_grad -> products, lse -> lse2, query_sums, lse_grad
  *   backward          q, k, v, out_grad, lse2, products -> query_sums, dk, dv, lists, rows
  *   backward_grouped  the same, with key_sums and value_sums in place of dk and dv
+ *   ..._bits          the same as the kernel without it, with bits in place of rows
  *   query_grad        query_sums -> dq
  *   key_value_grad    key_sums -> dk (scaled) or value_sums -> dv (scale 1)
  *
  * products and lse2 are [batch, heads, T rounded up to backward_tile_m]; query_sums is that with
  * head_dim numbers for each row, and zeroed by preprocess; key_sums and value_sums are [batch,
  * key heads, S rounded up to backward_tile_n, with head_dim numbers each], and zero before.
- * The last two kernels are missing (all null) unless the set runs grouped heads. */
+ *
+ * A mask is rows, of two intervals of keys (start, length, start, length) for each query row; or
+ * bits, one for each key of each query row: that of key s is bit s % 32 of word s / 32. Bits past
+ * the last key are 0.
+ *
+ * The kernels of grouped heads are missing (all null) unless the set runs these. */
 typedef struct {
   const char* name;
   const char* arch;  /* "sm90" */
@@ -85,10 +92,13 @@ typedef struct {
   int32_t backward_tile_n;
   int32_t backward_subtiles; /* tiles of query rows that an entry of a list stands for */
   AttnFa4Kernel forward;
+  AttnFa4Kernel forward_bits;
   AttnFa4Kernel preprocess;
   AttnFa4Kernel backward;
+  AttnFa4Kernel backward_bits;
   AttnFa4Kernel query_grad;
   AttnFa4Kernel backward_grouped;
+  AttnFa4Kernel backward_bits_grouped;
   AttnFa4Kernel key_value_grad;
 } AttnFa4Set;
 

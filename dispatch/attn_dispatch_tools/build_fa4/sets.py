@@ -77,8 +77,9 @@ class KernelSet:
         Grouped heads need as many columns of values as of keys: the kernel sums both gradients in
         the shared memory of one.
         """
-        grouped = ("backward_grouped", "key_value_grad")
-        shared = ("forward", "preprocess", "backward", "query_grad")
+        masked = ("forward", "forward_bits", "backward", "backward_bits")
+        grouped = ("backward_grouped", "backward_bits_grouped", "key_value_grad")
+        shared = (*masked, "preprocess", "query_grad")
         return (*shared, *grouped) if self.head_dim == self.head_dim_v else shared
 
     def as_json(self) -> dict[str, object]:

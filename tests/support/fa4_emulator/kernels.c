@@ -16,6 +16,14 @@
 #define query_grad 4
 #define backward_grouped 5
 #define key_value_grad 6
+#define forward_bits 7
+#define backward_bits 8
+#define backward_bits_grouped 9
+
+#define READS_BITS (KERNEL >= forward_bits)
+#define IS_FORWARD (KERNEL == forward || KERNEL == forward_bits)
+#define IS_UNGROUPED (KERNEL == backward || KERNEL == backward_bits)
+#define IS_BACKWARD (IS_UNGROUPED || KERNEL == backward_grouped || KERNEL == backward_bits_grouped)
 
 typedef const AttnFa4Heads Heads;
 typedef const AttnFa4Numbers Numbers;
@@ -60,10 +68,18 @@ static inline float dot(const uint16_t* x, const uint16_t* y, int width) {
   return sum;
 }
 
-#if KERNEL == forward || KERNEL == backward || KERNEL == backward_grouped
-static int sees(const AttnFa4Rows* rows, int64_t b, int64_t row, int32_t key) {
+#if IS_FORWARD || IS_BACKWARD
+static int sees(const void* mask, int64_t b, int64_t n, int64_t row, int32_t key) {
+#if READS_BITS
+  const AttnFa4Bits* bits = mask;
+  const uint32_t* words = (uint32_t*)bits->data + b * bits->strides[0] + n * bits->strides[1];
+  return words[row * bits->strides[2] + key / 32] >> key % 32 & 1;
+#else
+  const AttnFa4Rows* rows = mask;
   const int32_t* x = (int32_t*)rows->data + b * rows->strides[0] + row * 4;
+  (void)n;
   return (uint32_t)(key - x[0]) < (uint32_t)x[1] || (uint32_t)(key - x[2]) < (uint32_t)x[3];
+#endif
 }
 
 enum { NONE, SOME, ALL };
@@ -83,7 +99,7 @@ static void read_line(void** lists, int64_t b, int64_t n, int64_t line, char* ti
 }
 #endif
 
-#if KERNEL == forward
+#if IS_FORWARD
 enum { ARRAYS = 10 };
 static void compute(void** arrays, float scale) {
   Heads *q = arrays[0], *k = arrays[1], *v = arrays[2], *out = arrays[3];
@@ -100,7 +116,7 @@ static void compute(void** arrays, float scale) {
         for (int32_t s = 0; s < keys; ++s) {
           const char tile = tiles[s / FORWARD_N];
           scores[s] = -INFINITY;
-          if (tile == NONE || (tile == SOME && !sees(arrays[9], b, t, s))) continue;
+          if (tile == NONE || (tile == SOME && !sees(arrays[9], b, n, t, s))) continue;
           const uint16_t* key = head(k, b, s, n / group, HEAD_DIM);
           scores[s] = scale * dot(head(q, b, t, n, HEAD_DIM), key, HEAD_DIM);
           top = fmaxf(top, scores[s]);
@@ -142,13 +158,13 @@ static void compute(void** arrays, float scale) {
     }
 }
 
-#elif KERNEL == backward || KERNEL == backward_grouped
+#elif IS_BACKWARD
 enum { ARRAYS = 14, ENTRY = BACKWARD_M * SUBTILES };
 
 /* Writes the gradients of a key and its value, or adds to their sums. */
 static void add_key(void** arrays, int64_t b, int64_t s, int64_t n, const float* dk,
                     const float* dv, float scale) {
-#if KERNEL == backward
+#if IS_UNGROUPED
   uint16_t* key_grad = head(arrays[7], b, s, n, HEAD_DIM);
   uint16_t* value_grad = head(arrays[8], b, s, n, HEAD_DIM_V);
   for (int i = 0; i < HEAD_DIM; ++i) key_grad[i] = narrow(scale * dk[i]);
@@ -177,7 +193,7 @@ static void compute(void** arrays, float scale) {
         read_line(arrays + 9, b, n, s / BACKWARD_N, tiles, most);
         for (int32_t t = 0; t < length; ++t) {
           const char tile = tiles[t / ENTRY];
-          if (tile == NONE || (tile == SOME && !sees(arrays[13], b, t, s))) continue;
+          if (tile == NONE || (tile == SOME && !sees(arrays[13], b, n, t, s))) continue;
           const uint16_t* query = head(q, b, t, n, HEAD_DIM);
           const uint16_t* grad = head(out_grad, b, t, n, HEAD_DIM_V);
           const float score = scale * (float)M_LOG2E * dot(query, key, HEAD_DIM);

@@ -36,8 +36,9 @@ std::vector<Array> arrays_of(const std::vector<Described>& described) {
   std::vector<Array> arrays;
   for (const auto& [address, dtype, shape, bytes] : described) {
     Array array{reinterpret_cast<void*>(address), ElementType::kOther, shape, bytes};
-    for (const ElementType type : {ElementType::kFloat16, ElementType::kBFloat16,
-                                   ElementType::kFloat32, ElementType::kInt32}) {
+    for (const ElementType type :
+         {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32, ElementType::kInt32,
+          ElementType::kUInt32}) {
       if (dtype == type_name(type)) array.type = type;
     }
     arrays.push_back(array);
@@ -46,14 +47,16 @@ std::vector<Array> arrays_of(const std::vector<Described>& described) {
 }
 
 // Runs a pass with arrays as the test describes them. Returns the kind of failure, and its message.
-std::pair<std::string, std::string> run(const std::string& name, bool is_backward,
+std::pair<std::string, std::string> run(const std::string& name, bool has_bits, bool is_backward,
                                         const std::vector<Described>& operands,
                                         const std::vector<Described>& results) {
   CompiledSet* set = compiled_library()->find(name);
-  Status status = load_pass(*set, is_backward, 0);
+  const MaskForm form = has_bits ? MaskForm::kBits : MaskForm::kRows;
+  Status status = load_pass(*set, form, is_backward, 0);
   const auto pass = is_backward ? run_backward : run_forward;
   if (status.ok()) {
-    status = pass(*set, 1, arrays_of(operands), arrays_of(results), /*poisons=*/false, nullptr);
+    status =
+        pass(*set, form, 1, arrays_of(operands), arrays_of(results), /*poisons=*/false, nullptr);
   }
   return {code_name(status.code), status.message};
 }

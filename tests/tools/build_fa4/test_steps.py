@@ -109,11 +109,13 @@ def test_the_folder_of_a_set_depends_on_whatever_decides_its_objects(tmp_path, m
     folders += [
         compiling.kept(tmp_path, D64, x).folder for x in HOSTS.values() if not x.is_this_machine
     ]
-    script = tmp_path / "export_kernels.py"
-    script.write_text(compiling.SCRIPT.read_text() + "# changed")
-    with monkeypatch.context() as changed:
-        changed.setattr(compiling, "SCRIPT", script)
-        folders.append(compiling.kept(tmp_path, D64).folder)
+    script = tmp_path / "changed.py"
+    for i, source in enumerate(compiling._SCRIPTS):
+        script.write_text(source.read_text() + "# changed")
+        scripts = (*compiling._SCRIPTS[:i], script, *compiling._SCRIPTS[i + 1 :])
+        with monkeypatch.context() as changed:
+            changed.setattr(compiling, "_SCRIPTS", scripts)
+            folders.append(compiling.kept(tmp_path, D64).folder)
     monkeypatch.setattr(environment, "SOURCES", "fa4-jax==0.1.1")
     folders.append(compiling.kept(tmp_path, D64).folder)
     assert len({*folders}) == len(folders)
@@ -153,7 +155,8 @@ def test_the_table_has_the_kernels_in_the_order_of_the_header(both):
     assert versions == f'#define VERSIONS "{environment.versions()}"'
     assert d64.startswith('SET("sm90_d64_bfloat16", "sm90", "bfloat16", 64, 64, TILES(192, 128, ')
     assert re.findall(r"KERNEL\(sm90_d64_bfloat16_(\w+), ", d64) == fields
-    assert mla.endswith(" NO_KERNEL(backward_grouped) NO_KERNEL(key_value_grad))")
+    grouped = ("backward_grouped", "backward_bits_grouped", "key_value_grad")
+    assert mla.endswith(f" {' '.join(f'NO_KERNEL({x})' for x in grouped)})")
 
 
 def test_the_library_exports_one_function_and_needs_nothing_of_cuda(both, tmp_path, monkeypatch):
