@@ -23,7 +23,7 @@ Results = tuple[jax.Array, ...]
 """The results of a call, in the order of its spec."""
 
 
-def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
+def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: str) -> Results:
     plan = MaskPlan.of(spec, operands, tiles)
     _, real_keys = _real_rows(spec, operands, plan)
     out, lse = interval_calls.forward(
@@ -33,6 +33,7 @@ def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Result
         plan.mask,
         plan.forward.arrays,
         positive_scale(spec),
+        arch,
     )
     found = {"out": out}
     if not each_query_attends(spec):
@@ -43,7 +44,7 @@ def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Result
     return tuple(nan_where_invalid(spec, operands, found).values())
 
 
-def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
+def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: str) -> Results:
     plan = MaskPlan.of(spec, operands, tiles)
     real_queries, real_keys = _real_rows(spec, operands, plan)
     lse, lse_grad = operands["lse"], operands.get("lse_grad")
@@ -61,6 +62,7 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Resul
         plan.mask,
         plan.backward.arrays,
         positive_scale(spec),
+        arch,
     )
     gradients = {
         "query": _cleared(scaled_query(spec, dq), real_queries),
