@@ -32,6 +32,8 @@ def pytest_configure(config):
         os.environ.setdefault("ATTN_DISPATCH_PLANS", "off")
         return
     _share_plans(config)
+    # Kernels that the user has compiled must not run calls of tests.
+    os.environ.setdefault("ATTN_DISPATCH_FA4_LIBRARY", os.devnull)
     # The environment also reaches the processes that tests start. LLVM's optimisations would take
     # longer than they save.
     quickly = (f"--{flag}={str(value).lower()}" for flag, value in COMPILE_QUICKLY.items())

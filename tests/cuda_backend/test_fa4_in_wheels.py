@@ -56,9 +56,10 @@ def test_the_script_makes_the_library_and_its_licences_with_the_cache_of_build_f
     assert done.returncode == 0, done.stderr
     assert sorted(x.name for x in tmp_path.iterdir()) == [fa4_folder.LIBRARY, "licenses"]
     assert [x.name for x in (tmp_path / "licenses").iterdir()] == ["LICENSE"]
-    assert {*SETS} <= {*stand_in.taken()}
+    sets = {x for x in SETS if x.startswith("sm90_")}
+    assert sets == {x for x in stand_in.taken() if "==" not in x and ">=" not in x}
     kept = folder / "CACHE" / "attn-dispatch" / "fa4" / "objects"
-    assert len([*kept.iterdir()]) == len(SETS)
+    assert len([*kept.iterdir()]) == len(sets)
     assert _run(folder, *command).returncode == 0
     assert stand_in.taken() == []
 

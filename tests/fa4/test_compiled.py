@@ -30,12 +30,13 @@ def _set(name: str) -> KernelSet:
     x = SETS[name]
     forward, backward = x.forward, x.backward
     return KernelSet(
-        name, "sm90", x.dtype, x.head_dim, x.head_dim_v, forward.tile_m, forward.tile_n,
+        name, x.arch, x.dtype, x.head_dim, x.head_dim_v, forward.tile_m, forward.tile_n,
         backward.tile_m, backward.tile_n, backward.subtiles, "key_value_grad" in x.kernels,
     )  # fmt: skip
 
 
-ALL = CompiledLibrary(None, sets=tuple(map(_set, SETS)))
+BOTH = CompiledLibrary(None, sets=tuple(map(_set, SETS)))
+ALL = BOTH.on("sm90")
 
 
 def test_the_library_says_what_build_fa4_put_in(fa4):
@@ -63,6 +64,21 @@ def test_the_library_says_what_build_fa4_put_in(fa4):
 def test_a_call_gets_the_narrowest_set_that_its_columns_fit(dims, has_grouped_gradients, name):
     found = ALL.set_for(*dims, "bfloat16", has_grouped_gradients=has_grouped_gradients)
     assert (found and found.name) == name
+
+
+@pytest.mark.parametrize(
+    ("dims", "name"),
+    [((64, 64), "sm100_d64_bfloat16"), ((65, 128), "sm100_d128_bfloat16"), ((129, 64), None)],
+)
+def test_a_call_on_another_architecture_gets_a_set_for_that(dims, name):
+    found = BOTH.on("sm100").set_for(*dims, "bfloat16")
+    assert (found and found.name) == name
+    assert BOTH.on("sm120").sets == ()
+
+
+def test_the_command_for_one_more_architecture_keeps_the_others():
+    command = "`attn-dispatch build-fa4 --arch sm90 --arch sm100`"
+    assert compiled.build_command(ALL, "sm100") == command
 
 
 def test_no_set_is_for_another_dtype():

@@ -23,13 +23,13 @@ from tests.support.comparing import check_both_directions
 from tests.support.flash_cases import NAMED
 from tests.support.small_cases import SMALL
 
-SM90 = parse("sm90")
+SM90, SM100 = parse("sm90"), parse("sm100")
 
 
-def kernel_set(head_dim: int, head_dim_v: int, dtype: str) -> KernelSet:
+def kernel_set(head_dim: int, head_dim_v: int, dtype: str, arch: str = "sm90") -> KernelSet:
     """Kernels of small tiles, of which a small call has several."""
     return KernelSet(
-        f"{head_dim}_{head_dim_v}_{dtype}", "sm90", dtype, head_dim, head_dim_v,
+        f"{arch}_{head_dim}_{head_dim_v}_{dtype}", arch, dtype, head_dim, head_dim_v,
         forward_tile_m=4, forward_tile_n=3, backward_tile_m=2, backward_tile_n=5,
         backward_subtiles=2, differentiates_grouped_heads=head_dim == head_dim_v,
     )  # fmt: skip
@@ -54,16 +54,30 @@ def library(monkeypatch):
     monkeypatch.setattr(compiled, "find", lambda: LIBRARY)
 
 
+TWO_ROWS_OF_TILES = KernelSet(
+    "wide", "sm100", "float32", 64, 64,
+    forward_tile_m=8, forward_tile_n=3, backward_tile_m=4, backward_tile_n=6,
+    backward_subtiles=1, differentiates_grouped_heads=True,
+)  # fmt: skip
+"""Kernels for another architecture, with other tiles."""
+
+
+@pytest.fixture
+def library_for_both(monkeypatch):
+    both = replace(LIBRARY, sets=(*LIBRARY.sets, TWO_ROWS_OF_TILES))
+    monkeypatch.setattr(compiled, "find", lambda: both)
+
+
 @pytest.fixture
 def kernels(monkeypatch, library):
     """NumPy as the kernels."""
 
-    def forward(query, key, value, rows, lists, scale):
-        tile = interval_calls.forward_set(query, value).forward_tiles
+    def forward(query, key, value, rows, lists, scale, arch):
+        tile = interval_calls.forward_set(query, value, arch).forward_tiles
         return in_numpy.forward(tile, query, key, value, rows, lists, scale)
 
-    def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale):
-        tile = interval_calls.backward_set(query, value).backward_tiles
+    def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale, arch):
+        tile = interval_calls.backward_set(query, value, arch).backward_tiles
         lse_grad = jnp.zeros_like(lse) if lse_grad is None else lse_grad
         operands = (query, key, value, out, lse, out_grad, lse_grad)
         return in_numpy.backward(tile, operands, rows, lists, scale)
@@ -90,6 +104,24 @@ CASES = [x for x in (*NAMED, *SMALL, *DRAWN) if is_supported(x)]
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_and_gradients_agree_with_the_reference(kernels, case: Case):
     check_both_directions(fa4, SM90, case)
+
+
+def test_another_architecture_has_kernels_of_its_own_with_lists_for_their_tiles(
+    kernels, library_for_both, monkeypatch
+):
+    seen = set()
+    forward_set, backward_set = interval_calls.forward_set, interval_calls.backward_set
+    for name, found in (("forward_set", forward_set), ("backward_set", backward_set)):
+
+        def noted(*arguments, found=found):
+            kernels = found(*arguments)
+            seen.add(kernels.name)
+            return kernels
+
+        monkeypatch.setattr(interval_calls, name, noted)
+    case = Case("call", t=21, s=17, n=4, k=2, h=40, is_causal=True, lse_grad=True)
+    check_both_directions(fa4, SM100, case)
+    assert seen == {"wide"}
 
 
 @pytest.mark.parametrize("mod", drawn_mods.MASKS)
@@ -141,7 +173,7 @@ def test_calls_that_the_kernels_run_have_no_reason(library):
     ("call", "options", "expected"),
     [
         ({"h": 264}, {}, "got 264/264 bfloat16"),
-        ({}, {"target": "sm80"}, "kernels are compiled for sm90, and this is NVIDIA A100"),
+        ({}, {"target": "sm80"}, "kernels are compiled for sm90 and sm100, and this is NVIDIA A"),
         ({}, {"target": "mi300x"}, "FlashAttention runs on NVIDIA GPUs"),
         ({}, {"logits_soft_cap": 3.0}, "logits_soft_cap: FlashAttention-4's compiled kernels have"),
         (
@@ -164,6 +196,30 @@ def test_kernels_that_are_not_compiled_name_the_command(monkeypatch, tmp_path):
     assert fa4.version() is None
     for (reason,) in reasons(*arrays()):
         assert "`attn-dispatch build-fa4`" in reason
+
+
+def test_kernels_that_have_never_run_are_for_callers_who_name_them(library_for_both):
+    case = Case("call", dtype="bfloat16", h=64)
+    spec = spec_of(case.forward_options(), case.avals())
+    (reason,) = (x for x in fa4.not_supported_reasons(spec, SM100) if x.rule == "fa4/never_run")
+    assert reason.with_remedy == (
+        "these kernels have been compiled for sm100, but never run there; they run calls that name "
+        'them (remedy: implementation="fa4")'
+    )
+    named = {x.rule for x in fa4.not_supported_reasons(spec.by("fa4"), SM100)}
+    assert named == {"fa4/head_dim"}  # the set is for float32
+    case = replace(case, dtype="float32")
+    in_float32 = spec_of(case.forward_options(), case.avals())
+    assert fa4.plan(in_float32, SM100).engine.endswith("for sm100, but never run there")
+
+
+def test_kernels_for_another_architecture_alone_name_the_command(library):
+    command = "`attn-dispatch build-fa4 --arch sm90 --arch sm100`"
+    assert fa4.unusable_reason(SM100) == (
+        f"FlashAttention-4's kernels are not compiled for sm100: run {command}"
+    )
+    for direction in reasons(*arrays(), target="b200"):
+        assert [x for x in direction if command in x], direction
 
 
 @pytest.mark.parametrize(

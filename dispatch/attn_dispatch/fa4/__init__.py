@@ -33,23 +33,29 @@ SKIPS_FROM_BOTTOM_RIGHT = True
 
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET", "register"]
 
-_ARCHS = ("sm90",)
+_ARCHS = ("sm90", "sm100")
+_NEVER_RUN = ("sm100",)
+"""Kernels for these have been compiled, but nobody has run one."""
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    reasons = rules.not_supported_reasons(spec, compiled.find())
-    return (*_device_reasons(device), *reasons)
+    library, reasons = compiled.find(), _device_reasons(device)
+    if not reasons:
+        library, reasons = library.on(device.arch), _proof_reasons(spec, device)
+    return (*reasons, *rules.not_supported_reasons(spec, library))
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The kernel and its scratch memory in bytes."""
-    kernels = _kernels(spec)
+    kernels = _kernels(spec, device)
     head_dim = f"head dim {kernels.head_dim}"
     if kernels.head_dim_v != kernels.head_dim:
         head_dim += f"/{kernels.head_dim_v}"
     engine = f"FlashAttention-4 ({compiled.find().versions}), {head_dim}"
     if not is_certain(spec):
         engine += ", mask of a bit a pair"
+    if device.arch in _NEVER_RUN:
+        engine += f"; {_never_run(device)}"
     query, key = (jax.ShapeDtypeStruct(spec.shape(x), spec.dtype) for x in ("query", "key"))
     scratch = interval_calls.scratch_bytes(kernels, query, key) if spec.is_backward else 0
     mask = data_bytes(spec) + lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
@@ -74,31 +80,33 @@ def library_lines() -> list[str]:
     library = compiled.find()
     if not library.is_usable:
         return [library.unusable_reason]
-    return [f"{library.versions}: {compiled.names(library.sets)} ({library.path})"]
+    archs = dict.fromkeys(x.arch for x in library.sets)
+    sets = "; ".join(f"{x}: {compiled.names(library.on(x).sets)}" for x in archs)
+    return [f"{library.versions}, {sets} ({library.path})"]
 
 
 def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.forward(spec, _tiles(spec), operands)
+    return passes.forward(spec, _tiles(spec, device), operands, device.arch)
 
 
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.backward(spec, _tiles(spec), operands)
+    return passes.backward(spec, _tiles(spec, device), operands, device.arch)
 
 
-def _kernels(spec: AttentionSpec) -> KernelSet:
-    found = kernels_for(spec, compiled.find())
+def _kernels(spec: AttentionSpec, device: Device) -> KernelSet:
+    found = kernels_for(spec, compiled.find().on(device.arch))
     assert found is not None  # or it would be a reason
     return found
 
 
-def _tiles(spec: AttentionSpec) -> PlanTiles:
-    return tiles_of(_kernels(spec))
+def _tiles(spec: AttentionSpec, device: Device) -> PlanTiles:
+    return tiles_of(_kernels(spec, device))
 
 
 def _register(device: Device) -> None:
@@ -118,4 +126,21 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     library = compiled.find()
     if not library.is_usable:
         reasons.append(library_reason("fa4/library", library.unusable_reason))
+    elif not reasons and not library.on(device.arch).sets:
+        command = compiled.build_command(library, device.arch)
+        state = f"FlashAttention-4's kernels are not compiled for {device.arch}: run {command}"
+        reasons.append(library_reason("fa4/arch", state))
     return tuple(reasons)
+
+
+def _proof_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+    """The reason against kernels that have never run on such a GPU, unless the caller asks for them
+    by name."""
+    if device.arch not in _NEVER_RUN or NAME in spec.meaning.implementation:
+        return ()
+    why = f"{_never_run(device)}; they run calls that name them"
+    return (Reason("fa4/never_run", (("arch", device.arch),), why, f'implementation="{NAME}"'),)
+
+
+def _never_run(device: Device) -> str:
+    return f"these kernels have been compiled for {device.arch}, but never run there"

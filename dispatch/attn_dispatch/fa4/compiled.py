@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ _REMEDY = "run `attn-dispatch build-fa4`"
 
 @dataclass(frozen=True)
 class KernelSet:
-    """The compiled kernels for one pair of head dims and one dtype (fa4_library.h)."""
+    """The compiled kernels for one arch, one pair of head dims and one dtype (fa4_library.h)."""
 
     name: str
     arch: str
@@ -64,10 +64,16 @@ class CompiledLibrary:
     def is_usable(self) -> bool:
         return self.backend is not None
 
+    def on(self, arch: str) -> CompiledLibrary:
+        """The library with its sets for one architecture alone."""
+        return replace(self, sets=tuple(x for x in self.sets if x.arch == arch))
+
     def set_for(
         self, head_dim: int, head_dim_v: int, dtype: str, *, has_grouped_gradients: bool = False
     ) -> KernelSet | None:
         """The narrowest set that a call's columns fit into; None if there is none.
+
+        All sets must be for one architecture.
 
         Args:
           head_dim: the columns of query and key.
@@ -158,6 +164,12 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
         (BACKWARD_TARGET, handlers["backward"]),
     ):
         jax.ffi.register_ffi_target(target, stages, platform=platform)
+
+
+def build_command(library: CompiledLibrary, arch: str) -> str:
+    """The command that builds this library with sets for one more architecture."""
+    archs = (*dict.fromkeys(x.arch for x in library.sets), arch)
+    return f"`attn-dispatch build-fa4 {' '.join(f'--arch {x}' for x in archs)}`"
 
 
 def names(sets: Iterable[KernelSet]) -> str:

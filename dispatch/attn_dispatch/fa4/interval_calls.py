@@ -29,18 +29,18 @@ Shaped = jax.Array | jax.ShapeDtypeStruct
 """An array, or its shape and dtype."""
 
 
-def forward_set(query: jax.Array, value: jax.Array) -> KernelSet:
-    """The kernels that run a forward pass.
+def forward_set(query: jax.Array, value: jax.Array, arch: str = "sm90") -> KernelSet:
+    """The kernels that run a forward pass on this architecture.
 
     Raises:
       ValueError: no compiled set is for these arrays.
     """
-    return _set_for(query, value, is_backward=False)
+    return _set_for(query, value, arch, is_backward=False)
 
 
-def backward_set(query: jax.Array, value: jax.Array) -> KernelSet:
+def backward_set(query: jax.Array, value: jax.Array, arch: str = "sm90") -> KernelSet:
     """The same for a backward pass."""
-    return _set_for(query, value, is_backward=True)
+    return _set_for(query, value, arch, is_backward=True)
 
 
 def forward(
@@ -50,9 +50,10 @@ def forward(
     mask: jax.Array,
     lists: Sequence[jax.Array],
     scale: float,
+    arch: str = "sm90",
 ) -> tuple[jax.Array, jax.Array]:
     """out and lse."""
-    kernels = forward_set(query, value)
+    kernels = forward_set(query, value, arch)
     query_wide, key_wide = (pad_last(x, kernels.head_dim) for x in (query, key))
     value_wide = pad_last(value, kernels.head_dim_v)
     batch, length, heads, _ = query.shape
@@ -77,9 +78,10 @@ def backward(
     mask: jax.Array,
     lists: Sequence[jax.Array],
     scale: float,
+    arch: str = "sm90",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of query, key and value. A `lse_grad` of None is zero."""
-    kernels = backward_set(query, value)
+    kernels = backward_set(query, value, arch)
     query_wide, key_wide = (pad_last(x, kernels.head_dim) for x in (query, key))
     columns = (pad_last(x, kernels.head_dim_v) for x in (value, out, out_grad))
     value_wide, out_wide, out_grad_wide = columns
@@ -126,8 +128,8 @@ def _attributes(
     }
 
 
-def _set_for(query: jax.Array, value: jax.Array, *, is_backward: bool) -> KernelSet:
-    library = compiled.find()
+def _set_for(query: jax.Array, value: jax.Array, arch: str, *, is_backward: bool) -> KernelSet:
+    library = compiled.find().on(arch)
     if not library.is_usable:
         raise RuntimeError(library.unusable_reason)
     width, width_v, dtype = query.shape[-1], value.shape[-1], str(query.dtype)
@@ -136,7 +138,7 @@ def _set_for(query: jax.Array, value: jax.Array, *, is_backward: bool) -> Kernel
     if found is None:
         raise ValueError(
             f"head dims and dtype: expected at most those of a compiled set of "
-            f"FlashAttention-4's kernels ({compiled.names(library.sets)}), got "
+            f"FlashAttention-4's kernels for {arch} ({compiled.names(library.sets)}), got "
             f"{width}/{width_v} {dtype}"
         )
     return found

@@ -25,7 +25,7 @@ Results = tuple[jax.Array, ...]
 """The results of a call, in the order of its spec."""
 
 
-def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
+def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: str) -> Results:
     plan = MaskPlan.of(spec, operands, tiles)
     _, real_keys = _real_rows(spec, operands, plan)
     out, lse = interval_calls.forward(
@@ -35,6 +35,7 @@ def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Result
         plan.mask,
         plan.forward.arrays,
         positive_scale(spec),
+        arch,
     )
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
@@ -45,7 +46,7 @@ def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Result
     return tuple(found.values())
 
 
-def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Results:
+def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: str) -> Results:
     plan = MaskPlan.of(spec, operands, tiles)
     real_queries, real_keys = _real_rows(spec, operands, plan)
     lse, lse_grad = operands["lse"], operands.get("lse_grad")
@@ -64,6 +65,7 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands) -> Resul
         plan.mask,
         plan.backward.arrays,
         positive_scale(spec),
+        arch,
     )
     gradients = {
         "query": _cleared(scaled_query(spec, dq), real_queries),

@@ -18,7 +18,8 @@ from attn_dispatch_tools.build_fa4.processes import run
 from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SCRIPT = Path(__file__).with_name("export_kernels.py")
-_SCRIPTS = tuple(map(SCRIPT.with_name, (SCRIPT.name, "mask_forms.py", "sm100_kernels.py")))
+SCRIPTS = tuple(map(SCRIPT.with_name, (SCRIPT.name, "mask_forms.py", "sm100_kernels.py")))
+"""The program that compiles, and the files that it imports."""
 _SYMBOLS = "symbols.json"
 _COMPILE_SECONDS = 1800
 
@@ -56,7 +57,7 @@ def kept(cache: Path, kernels: KernelSet, host: Host | None = None) -> Compiled:
     """
     host = host or this_machine()
     facts = json.dumps(kernels.as_json(), sort_keys=True)
-    sources = (x.read_text(encoding="utf-8") for x in _SCRIPTS)
+    sources = (x.read_text(encoding="utf-8") for x in SCRIPTS)
     text = "\n".join((environment.versions(), host.target, facts, *sources))
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Compiled(kernels, cache / "objects" / f"{kernels.name}-{key}", host)

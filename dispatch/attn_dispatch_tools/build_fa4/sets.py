@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 ARCHS = ("sm90", "sm100")
-"""Hopper, for which kernels are compiled by default, and Blackwell (B200), on which none has run."""
+"""Hopper, the default, and Blackwell (B200), on which no kernel has run."""
 
 DTYPES = ("bfloat16", "float16")
 

@@ -60,7 +60,7 @@ def test_the_command_builds_once_and_adds_sets_later(stand_in, tmp_path, capsys)
     assert sorted(stand_in.taken()) == sorted([*INSTALLED, *sets])
     printed = capsys.readouterr()
     library = out / fa4_folder.LIBRARY
-    assert printed.out.startswith(f"{library}: 2 of 12 sets, ")
+    assert printed.out.startswith(f"{library}: 2 sets, ")
     assert "Compiling" in printed.err or "sm90_d64_float16" in printed.err
     assert _loaded(library) == " ".join([environment.versions(), *sets])
 
@@ -70,6 +70,15 @@ def test_the_command_builds_once_and_adds_sets_later(stand_in, tmp_path, capsys)
     assert stand_in.taken() == ["sm90_d192_128_float16"]
     assert _loaded(library).endswith("sm90_d64_bfloat16 sm90_d192_128_float16")
     assert [x.name for x in out.iterdir()] == [fa4_folder.LIBRARY]
+
+
+def test_sets_are_for_the_architectures_that_are_named(stand_in, tmp_path):
+    arguments = ("--python", stand_in.path, "--out", tmp_path, "--set", "*_d64_bfloat16")
+    for archs in (["sm100"], ["sm90", "sm100"]):
+        _run(*arguments, *(y for x in archs for y in ("--arch", x)))
+        names = [f"{x}_d64_bfloat16" for x in archs]
+        library = tmp_path / fa4_folder.LIBRARY
+        assert _loaded(library) == " ".join([environment.versions(), *names])
 
 
 def test_without_out_the_library_is_where_it_is_looked_for(stand_in, tmp_path, monkeypatch):
@@ -123,6 +132,7 @@ def test_what_cannot_be_installed_is_installed_again(stand_in, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "start", "end"),
     [
+        (["--set", "sm100_*"], "--set: expected one of sm90_d64_bfloat16, ", "got 'sm100_*'"),
         (["--set", "*_d80_*"], "--set: expected one of sm90_d64_bfloat16, ", ", got '*_d80_*'"),
         (["--set", "*_d64_*", "--set", ""], "--set: expected one of sm90_d64_bfloat16, ", "''"),
         (["--out", __file__], "--out: expected a folder, got ", "(File exists)"),

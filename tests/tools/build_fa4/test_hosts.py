@@ -17,7 +17,7 @@ import pytest
 from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch_tools.build_fa4 import compiling, environment, linking
 from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host
-from attn_dispatch_tools.build_fa4.sets import SETS
+from attn_dispatch_tools.build_fa4.sets import SETS, KernelSet
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("ATTN_DISPATCH_TEST_BUILD_FA4"),
@@ -25,16 +25,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 SOURCE = Path(__file__).with_name("launches.c")
-SET = SETS["sm90_d64_bfloat16"]
+HOPPER, BLACKWELL = SETS["sm90_d64_bfloat16"], SETS["sm100_d64_bfloat16"]
 _MACHINES = {"x86-64": 62, "aarch64": 183}
 """Numbers of ELF."""
 
 LAUNCHES = """\
 forward load 0 prepare 0 grid 2 4 2 block 512 1 1 result 0
 preprocess load 0 prepare 0 grid 3 4 2 block 256 1 1 result 0
-query_grad load 0 prepare 0 grid 3 4 2 block 256 1 1 result 0
+query_grad load 0 prepare 0 grid 3 4 2 block {} 1 1 result 0
 """
-"""Two batch rows with 4 heads of 300 queries, in tiles of 192 and 128."""
+"""Two batch rows with 4 heads of 300 queries, in tiles of 192 or 256, and of 128."""
+
+CASES = [
+    (host, kernels, threads)
+    for host in HOSTS.values()
+    for kernels, threads in ((HOPPER, 256), (BLACKWELL, 128))
+]
+"""The threads are those of the last kernel."""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +52,8 @@ def cache():
         yield fa4_folder.cache()
 
 
-def _compiled(cache: Path, host: Host) -> compiling.Compiled:
-    found = compiling.kept(cache, SET, host)
+def _compiled(cache: Path, kernels: KernelSet, host: Host) -> compiling.Compiled:
+    found = compiling.kept(cache, kernels, host)
     if not found.is_complete:
         compiling.compile_all([found], environment.made(cache), 1, lambda name: None)
     return found
@@ -54,15 +61,19 @@ def _compiled(cache: Path, host: Host) -> compiling.Compiled:
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_objects_are_for_the_host(cache, name: str):
-    for path in _compiled(cache, HOSTS[name]).objects:
+    for path in _compiled(cache, HOPPER, HOSTS[name]).objects:
         header = path.read_bytes()[:20]
         assert header[:5] == b"\x7fELF\x02"
         assert struct.unpack_from("<H", header, 18) == (_MACHINES[name],)
 
 
-@pytest.mark.parametrize("name", HOSTS)
-def test_host_code_of_the_library_launches_the_kernels(cache, tmp_path, name: str):
-    host, runner = HOSTS[name], []
+@pytest.mark.parametrize(
+    ("host", "kernels", "threads"), CASES, ids=lambda x: getattr(x, "name", "")
+)
+def test_host_code_of_the_library_launches_the_kernels(
+    cache, tmp_path, host: Host, kernels: KernelSet, threads: int
+):
+    runner = []
     if not host.is_this_machine:
         triple = host.cross_compiler.removesuffix("-gcc")
         emulator = shutil.which(f"qemu-{triple.partition('-')[0]}")
@@ -70,7 +81,7 @@ def test_host_code_of_the_library_launches_the_kernels(cache, tmp_path, name: st
             pytest.skip(f"needs {host.cross_compiler} and qemu-user")
         runner = [emulator, "-L", f"/usr/{triple}"]
     library = tmp_path / fa4_folder.LIBRARY
-    linking.link([_compiled(cache, host)], library)
+    linking.link([_compiled(cache, kernels, host)], library)
     program = tmp_path / "launches"
     include = f"-I{linking.SOURCE.parent}"
     command = [host.compiler(), "-Wall", "-Werror", include, SOURCE, library, "-o", program]
@@ -78,5 +89,5 @@ def test_host_code_of_the_library_launches_the_kernels(cache, tmp_path, name: st
     done = subprocess.run([*runner, program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     first, launches = done.stdout.split("\n", 1)
-    assert first.endswith(f" {environment.versions()} {SET.name}")
-    assert launches == LAUNCHES
+    assert first.endswith(f" {environment.versions()} {kernels.name}")
+    assert launches == LAUNCHES.format(threads)

@@ -30,10 +30,11 @@ def _script(path: Path, text: str) -> Path:
 # Sets.
 
 
-def test_there_is_a_set_for_each_pair_of_head_dims_and_dtype():
+def test_there_is_a_set_for_each_architecture_pair_of_head_dims_and_dtype():
     dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
-    expected = [(*x, y) for x in dims for y in ("bfloat16", "float16")]
-    assert [(x.head_dim, x.head_dim_v, x.dtype) for x in SETS.values()] == expected
+    cells = [*(("sm90", *x) for x in dims), *(("sm100", *x) for x in dims[:3])]
+    expected = [(*x, y) for x in cells for y in ("bfloat16", "float16")]
+    assert [(x.arch, x.head_dim, x.head_dim_v, x.dtype) for x in SETS.values()] == expected
     assert [x.name for x in SETS.values()] == list(SETS)
     assert MLA.name == "sm90_d192_128_float16"
 
@@ -109,12 +110,11 @@ def test_the_folder_of_a_set_depends_on_whatever_decides_its_objects(tmp_path, m
     folders += [
         compiling.kept(tmp_path, D64, x).folder for x in HOSTS.values() if not x.is_this_machine
     ]
-    script = tmp_path / "changed.py"
-    for i, source in enumerate(compiling._SCRIPTS):
-        script.write_text(source.read_text() + "# changed")
-        scripts = (*compiling._SCRIPTS[:i], script, *compiling._SCRIPTS[i + 1 :])
+    for i, script in enumerate(compiling.SCRIPTS):
+        (other := tmp_path / script.name).write_text(script.read_text() + "# changed")
+        scripts = (*compiling.SCRIPTS[:i], other, *compiling.SCRIPTS[i + 1 :])
         with monkeypatch.context() as changed:
-            changed.setattr(compiling, "_SCRIPTS", scripts)
+            changed.setattr(compiling, "SCRIPTS", scripts)
             folders.append(compiling.kept(tmp_path, D64).folder)
     monkeypatch.setattr(environment, "SOURCES", "fa4-jax==0.1.1")
     folders.append(compiling.kept(tmp_path, D64).folder)
