@@ -34,14 +34,15 @@ class MaskShare:
     tiles: float
     """Pairs in tiles of 128 x 128 that contain such a pair."""
     computed: float
-    """Pairs in tiles that a kernel computes; causality, windows and lengths exclude the others."""
+    """Pairs in tiles that causality, windows and lengths leave. Kernels that take no lists of tiles
+    compute them all."""
 
     def __str__(self) -> str:
         shares = (self.pairs, self.tiles, self.computed)
         pairs, tiles, computed = (f"{100 * x:.3g} %" for x in shares)
         return (
             f"{pairs} of the pairs attend; {tiles} are in tiles of {TILE} x {TILE} that have one, "
-            f"{computed} in those that a vendor's kernel computes; XLA computes all"
+            f"which kernels with lists of tiles compute; other kernels compute {computed}, XLA all"
         )
 
 

@@ -155,7 +155,9 @@ def plot(files: list[Path], folder: Path, *, is_html: bool = False) -> None:
     """
     report = reports.read(files)
     try:
-        table, name = markdown(report), file_name("bench", report.environment)
+        has_only_masks = all(x.cell.mask is not None for x in report.cells)
+        kind = "bench-masks" if has_only_masks else "bench"
+        table, name = markdown(report), file_name(kind, report.environment)
         written = _plots_module().draw(report, folder)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         named = ", ".join(map(str, files))

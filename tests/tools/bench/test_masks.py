@@ -224,7 +224,7 @@ def test_the_plot_has_a_panel_for_each_length_and_direction(masks_report, capsys
     masks_report.write(path)
     assert bench(capsys, "--plot", str(path), "--out", str(tmp_path / "p"))[0] is None
     assert {x.name for x in (tmp_path / "p").iterdir()} == {
-        "masks.svg", "bench-NVIDIA_H200-9_19_0.md"
+        "masks.svg", "bench-masks-NVIDIA_H200-9_19_0.md"
     }  # fmt: skip
     root = ET.fromstring((tmp_path / "p" / "masks.svg").read_text())
     texts = {"".join(x.itertext()) for x in root.iter("{http://www.w3.org/2000/svg}text")}
