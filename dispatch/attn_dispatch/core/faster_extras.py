@@ -46,6 +46,7 @@ def _faster_names(spec: AttentionSpec, device: Device) -> list[str]:
         "arch": device.arch,
         "direction": "backward" if spec.is_backward else "forward",
         "sequences": next((x for x in features_of(spec) if x in _SEQUENCES), "whole rows"),
+        "mask": spec.has("mask") or spec.meaning.mask_mod is not None,
         "queries": spec.seq_len_q,
         "tiles": spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
         "keys": spec.seq_len_kv,

@@ -109,6 +109,9 @@ def _masks() -> Iterator[Cell]:
     for seq_len in MASK_LENGTHS:
         for name, mask in masks_of(seq_len).items():
             yield Cell("masks", name, 1, seq_len, 32, 8, 128, 128, mask=mask)
+    short = masks_of(2048)
+    for name in ("prefix", "images", "2 chunks"):
+        yield Cell("masks", name, 4, 2048, 32, 8, 128, 128, mask=short[name])
 
 
 GRIDS: dict[str, tuple[Cell, ...]] = {
