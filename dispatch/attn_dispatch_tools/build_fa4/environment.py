@@ -19,8 +19,9 @@ SOURCES = "fa4-jax==0.1.0"
 only this version is known to have."""
 
 COMPILER = "nvidia-cutlass-dsl==4.8.1"
-"""CUTLASS's DSL. Without its extra cu13 it compiles code of ABI 7, which CUDA 12 and 13 run; with
-it, of ABI 8, which CUDA 12 refuses. Newer versions may generate other host functions."""
+"""CUTLASS's DSL. Without its extra cu13 it compiles for sm90 code of ABI 7, which CUDA 12 and 13
+run; with it, of ABI 8, which CUDA 12 refuses. For sm100 it is of ABI 8 either way, as CUDA 12.9
+writes it. Newer versions may generate other host functions."""
 
 _INTERFACE = "apache-tvm-ffi>=0.1.6,<0.2"
 """What the sources import beside the compiler. Their other requirements, JAX among them, are for
