@@ -95,7 +95,7 @@ def test_tiles_of_a_list_may_hold_several_of_the_kernels():
 
 def test_names_for_messages():
     sets = [_set("sm90_d64_float16"), _set("sm90_d192_128_bfloat16")]
-    assert compiled.names(sets) == "64 float16, 192/128 bfloat16"
+    assert compiled.names(sets) == "head dims 64 in float16; head dims 192/128 in bfloat16"
 
 
 # Libraries that cannot be used.

@@ -148,8 +148,8 @@ def test_only_calls_of_grouped_heads_have_sums_of_key_gradients():
 def test_arrays_without_a_set_are_refused():
     sentence = (
         r"head dims and dtype: expected at most those of a compiled set of FlashAttention-4's "
-        r"kernels for sm90 \(64 bfloat16, 64 float16, 96 float16, 192/128 bfloat16\), got 256/256 "
-        "bfloat16"
+        r"kernels for sm90 \(head dims 64, 192/128 in bfloat16; head dims 64, 96 in float16\), got "
+        "256/256 bfloat16"
     )
     arrays = [jax.ShapeDtypeStruct((1, 8, 2, 256), "bfloat16")] * 2
     with pytest.raises(ValueError, match=sentence):

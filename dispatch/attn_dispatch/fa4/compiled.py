@@ -173,8 +173,12 @@ def build_command(library: CompiledLibrary, arch: str) -> str:
 
 
 def names(sets: Iterable[KernelSet]) -> str:
-    """The head dims and dtypes of sets, for messages: "128 bfloat16, 192/128 float16"."""
-    return ", ".join(
-        f"{x.head_dim}{'' if x.head_dim == x.head_dim_v else f'/{x.head_dim_v}'} {x.dtype}"
-        for x in sets
-    )
+    """What sets are for, in messages: "head dims 64, 192/128 in bfloat16 and float16"."""
+    dims_of: dict[str, list[str]] = {}
+    for x in sets:
+        both = f"{x.head_dim}" if x.head_dim == x.head_dim_v else f"{x.head_dim}/{x.head_dim_v}"
+        dims_of.setdefault(x.dtype, []).append(both)
+    dtypes_of: dict[str, list[str]] = {}
+    for dtype, dims in dims_of.items():
+        dtypes_of.setdefault(", ".join(dims), []).append(dtype)
+    return "; ".join(f"head dims {x} in {' and '.join(y)}" for x, y in dtypes_of.items())
