@@ -16,8 +16,9 @@ from attn_dispatch.fa4 import compiled, interval_calls, rules
 from attn_dispatch.fa4.call import kernels_for
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
 from attn_dispatch.semantics.intervals import is_certain
-from attn_dispatch_tools.verify import drawn_mods, draws
+from attn_dispatch_tools.verify import drawn_masks, draws
 from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.mask_draws import mask_examples
 from tests.support import interval_kernels_in_numpy as in_numpy
 from tests.support.comparing import check_both_directions
 from tests.support.flash_cases import NAMED
@@ -96,7 +97,9 @@ def is_supported(case: Case) -> bool:
     )
 
 
-DRAWN = [replace(x, dtype="float32") for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
+ANY_CALL = [x for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
+MASKED = mask_examples(60, 20270113, draws.SMALL)
+DRAWN = [replace(x, dtype="float32") for x in (*ANY_CALL, *MASKED)]
 
 CASES = [x for x in (*NAMED, *SMALL, *DRAWN) if is_supported(x)]
 
@@ -124,7 +127,12 @@ def test_another_architecture_has_kernels_of_its_own_with_lists_for_their_tiles(
     assert seen == {"wide"}
 
 
-@pytest.mark.parametrize("mod", drawn_mods.MASKS)
+def test_drawn_masks_run_on_the_kernels():
+    masked = {x.name for x in MASKED if x.mask_mod or x.mask}
+    assert len(masked & {x.name for x in CASES}) > 0.7 * len(masked) > 20
+
+
+@pytest.mark.parametrize("mod", drawn_masks.FORMULAS)
 @pytest.mark.parametrize("facts", [{}, {"is_causal": True, "lse_grad": True}], ids=["", "causal"])
 def test_mask_mods_agree_with_the_reference(kernels, mod: str, facts):
     case = Case("mod", t=13, s=11, mask_mod=(mod, 3), **facts)

@@ -21,7 +21,8 @@ from attn_dispatch.semantics.mods import xla_array
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
-from attn_dispatch_tools.verify.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
+from attn_dispatch_tools.verify.drawn_masks import DrawnMaskMod
+from attn_dispatch_tools.verify.drawn_mods import DrawnScoreMod, Places
 from attn_dispatch_tools.verify.reference import arrays_of
 from tests.support.backend import needs_cudnn
 from tests.support.nodes_in_numpy import run

@@ -23,7 +23,7 @@ from attn_dispatch.call.options import (
 )
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.program import ModProgram
-from attn_dispatch_tools.verify import drawn_mods
+from attn_dispatch_tools.verify import drawn_masks, drawn_mods
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands
 
@@ -55,7 +55,7 @@ class Case:
     score_mod: tuple[Step, ...] = ()
     """The steps of the score_mod; empty if there is none."""
     mask_mod: tuple[str, int] | None = None
-    """A formula of `drawn_mods.MASKS`, and its number w."""
+    """A formula of `drawn_masks.FORMULAS`, and its number w."""
     own_arrays: bool = False
     """Whether each part of a mapped call has different arrays for its mods."""
     mods_start: tuple[int, int] = (0, 0)
@@ -73,6 +73,8 @@ class Case:
     longest: tuple[int, int] | None = None
     """The longest packed sequences of queries and of keys."""
     mask: Shape | None = None
+    mask_kind: str = ""
+    """A kind of `drawn_masks.DENSE`."""
     dead_rows: bool = False
     """Whether the mask makes some rows padding: it hides every key from them."""
     bias: Shape | None = None
@@ -164,7 +166,7 @@ class Case:
 
     @property
     def _read_by_mask_mod(self) -> tuple[str, ...]:
-        return mod_operands("mask_mod", 0 if self.mask_mod is None else 1)
+        return mod_operands("mask_mod", drawn_masks.count_of(self.mask_mod))
 
     @property
     def _start(self) -> tuple[str, ...]:
@@ -224,7 +226,7 @@ class Case:
         if self.bias is not None:
             operands["bias"] = self._bias(normal("bias").astype(avals["bias"].dtype), rng)
         if self.mask is not None:
-            mask = rng.random(self.mask) < 0.7
+            mask = drawn_masks.dense_mask(self.mask_kind, rng, self.mask)
             if self.dead_rows:
                 mask[..., ::3, :] = False
             operands["mask"] = mask
@@ -238,10 +240,18 @@ class Case:
             operands["dropout_key"] = np.array(self._dropout_keys())
         if self._start:
             operands |= {name: normal(name) for name in self._read_by_score_mod}
-            for name in self._read_by_mask_mod:
-                operands[name] = rng.randint(1, self.s + 1, avals[name].shape)
+            operands |= self._read_masks(rng, avals)
             operands["mods_start"] = np.array([self.mods_start] * self._copies)
         return {name: x.astype(avals[name].dtype) for name, x in operands.items()}
+
+    def _read_masks(
+        self, rng: np.random.RandomState, avals: dict[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, np.ndarray]:
+        return {
+            name: drawn_masks.drawn_array(self.mask_mod[0], i, rng, avals[name].shape, self.s)
+            for i, name in enumerate(self._read_by_mask_mod)
+            if self.mask_mod is not None
+        }
 
     def _query_key_value(self, normal: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
         q, k = self.magnitude * normal("query"), self.magnitude * normal("key")
@@ -304,6 +314,12 @@ class Case:
         sequences = self.b // self._copies if self.cu_q is None else len(self.cu_q[0]) - 1
         return {"b": b + sequences, "n": n + self.n, "t": self.t, "s": self.s}
 
+    @property
+    def _mask_shapes(self) -> tuple[tuple[Shape, type], ...]:
+        if self.mask_mod is None:
+            return ()
+        return drawn_masks.array_shapes(self.mask_mod[0], self._read_lengths)
+
     def _mod_shapes(self) -> dict[str, tuple[Shape, Any]]:
         if not self._start:
             return {}
@@ -313,7 +329,8 @@ class Case:
             name: ((rows, lengths[index]), np.float32)
             for name, index in zip(self._read_by_score_mod, reads, strict=True)
         }
-        made |= {name: ((rows, lengths["b"]), np.int32) for name in self._read_by_mask_mod}
+        for name, (shape, dtype) in zip(self._read_by_mask_mod, self._mask_shapes, strict=True):
+            made[name] = (rows, *shape), dtype
         return made | {"mods_start": ((self._copies, 2), np.int32)}
 
     def _programs(self) -> dict[str, ModProgram]:
@@ -323,7 +340,7 @@ class Case:
             dtype = lse_dtype(self.dtype)
             programs["score_mod"] = drawn_mods.score_mod(self.score_mod, array_lengths, dtype)
         if self.mask_mod is not None:
-            programs["mask_mod"] = drawn_mods.mask_mod(*self.mask_mod, lengths["b"])
+            programs["mask_mod"] = drawn_masks.mask_mod(*self.mask_mod, self._mask_shapes)
         return programs
 
     def cotangents(self) -> Operands:

@@ -8,7 +8,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ from attn_dispatch_tools.verify import draws, pool, screen
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME, CASES
 from attn_dispatch_tools.verify.each_rewrite import each_rewrite
+from attn_dispatch_tools.verify.mask_draws import mask_examples
 from attn_dispatch_tools.verify.outcome import Outcome
 from attn_dispatch_tools.verify.report import Report, bad_cases, read
 from attn_dispatch_tools.verify.serving_draws import serving_examples
@@ -46,10 +47,16 @@ _EXAMPLES = (
     "attn-dispatch verify --cases 'window/*' --jobs 4",
     "attn-dispatch verify --random 1000 --implementation xla",
     "attn-dispatch verify --cases '' --random 1000 --serving",
+    "attn-dispatch verify --cases '' --random 1000 --masks --implementation fa4",
     "attn-dispatch verify --repeat report/verify-cudnn-NVIDIA_H200-9_19_0.json",
     "attn-dispatch verify --plot report/verify-cudnn-NVIDIA_H200-9_19_0.json",
 )
 _MAX_JOBS = 8
+
+_DRAWN: dict[str, Callable[[int, int], list[Case]]] = {
+    "": draws.examples, "serving": serving_examples, "masks": mask_examples
+}  # fmt: skip
+"""What draws calls of a number and a seed, by the flag that asks for it."""
 
 
 def add_parser(commands: Commands, help: str) -> None:
@@ -83,6 +90,11 @@ def add_parser(commands: Commands, help: str) -> None:
         "--serving", action="store_true",
         help="draw only calls of serving: decoding, drafts and chunks beside a cache, most in "
         "pages",
+    )  # fmt: skip
+    parser.add_argument(
+        "--masks", action="store_true",
+        help="draw only calls with masks: ranges of keys that arrays tell, images, bits, masks by "
+        "head, and queries that see nothing",
     )  # fmt: skip
     parser.add_argument(
         "--each-rewrite", action="store_true",
@@ -139,7 +151,9 @@ def main(args: argparse.Namespace) -> None:
 
 def _check_flags_of_drawn_cases(args: argparse.Namespace) -> None:
     """End the process if a flag about drawn cases is given, but none are drawn."""
-    for name in ("each_rewrite", "serving", "seed"):
+    if args.serving and args.masks:
+        sys.exit("error: --masks: expected no --serving beside it, as each draws other calls")
+    for name in ("each_rewrite", "serving", "masks", "seed"):
         is_given = getattr(args, name) is not None and getattr(args, name) is not False
         if is_given and not args.random:
             flag = name.replace("_", "-")
@@ -198,15 +212,14 @@ def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
     """The drawn cases and their options for the report; prints how to draw them again, on stderr if
     stdout lists names."""
     seed = random.randrange(2**32) if args.seed is None else args.seed
-    again = f"--random {args.random}{' --serving' * args.serving} --seed {seed}"
+    kind = next((x for x in _DRAWN if x and getattr(args, x)), "")
+    again = f"--random {args.random}{f' --{kind}' if kind else ''} --seed {seed}"
     where = sys.stderr if args.list else sys.stdout
     print(f"{counted(args.random, 'drawn case')}; {again} draws them again", file=where)
     options: dict[str, object] = {"random": args.random, "seed": seed}
-    if args.serving:
-        options |= {"serving": True}
-        drawn = serving_examples(args.random, seed)
-    else:
-        drawn = draws.examples(args.random, seed)
+    if kind:
+        options |= {kind: True}
+    drawn = _DRAWN[kind](args.random, seed)
     if args.each_rewrite:
         options |= {"each_rewrite": True}
         drawn = each_rewrite(drawn)

@@ -1,4 +1,4 @@
-"""score_mods and mask_mods of drawn cases: one formula each, computed by JAX and by NumPy.
+"""score_mods of drawn cases, computed by JAX and by NumPy, and formulas of mask_mods.
 
 A score_mod is a list of steps. v0 is the score. Each step computes a further value from earlier
 ones, x and y, from the positions, and from an array that it reads, r. The result is v0 plus half of
@@ -274,20 +274,6 @@ class DrawnScoreMod(ModProgram):
         return score_share * score + last_share * values[-1], like_score(slopes[0]), shares
 
 
-@dataclass(frozen=True)
-class DrawnMaskMod(ModProgram):
-    """A mask_mod's program, its formula and its number w."""
-
-    formula: str = field(compare=False, default="")
-    w: int = field(compare=False, default=0)
-
-    def may_attend(self, places: Places, arrays: list[np.ndarray]) -> np.ndarray:
-        """The pairs that this mask allows."""
-        indices = (places.n, places.t, places.s, places.at("b", arrays[0]))
-        n, t, s, x = (cast("Value", index) for index in indices)
-        return np.asarray(MASKS[self.formula](n, t, s, x, self.w))
-
-
 def is_alone(steps: tuple[Step, ...]) -> bool:
     """Whether the one step is the whole score_mod."""
     return steps[0].formula in ALONE
@@ -327,17 +313,6 @@ def score_mod(steps: tuple[Step, ...], lengths: tuple[int, ...], dtype: str) -> 
     arrays = [np.zeros(length, np.float32) for length in lengths]
     made = trace("score_mod", function, arrays, dtype).program
     return DrawnScoreMod(made.text, made.arrays, made.jaxpr, made.body, steps, reads)
-
-
-@lru_cache(maxsize=1024)
-def mask_mod(formula: str, w: int, length: int) -> DrawnMaskMod:
-    """The program of this formula, whose array has this length."""
-
-    def function(b: Value, n: Value, t: Value, s: Value, x: Value) -> Value:
-        return MASKS[formula](n, t, s, x[b], w)
-
-    made = trace("mask_mod", function, [np.zeros(length, np.int32)], "float32").program
-    return DrawnMaskMod(made.text, made.arrays, made.jaxpr, made.body, formula, w)
 
 
 def _given(

@@ -76,7 +76,7 @@ def _case(name: str, rng: SeededRandom, sizes: Sizes) -> Case:
     layout = rng.one_of(_LAYOUTS)
     facts: Facts = {"b": b, "t": t, "s": s, "n": n, "k": k, "h": h, "v": v, "dtype": dtype}
     facts |= {"transform": transform, "mixed_poison": rng.is_one_in(2)}
-    facts |= _LAYOUT[layout](rng, b, t, s)
+    facts |= LAYOUTS[layout](rng, b, t, s)
     facts |= _pairs(rng, b, n, t, s, layout)
     facts |= _scores(rng, b, n, t, s, h, dtype, layout)
     facts |= _dropout_and_results(rng, b, transform)
@@ -140,7 +140,7 @@ def _ragged(rng: SeededRandom, b: int, t: int, s: int) -> Facts:
     return {"cu_q": q, "cu_kv": kv, "longest": longest}
 
 
-_LAYOUT = {"plain": _plain, "lengths": _lengths, "packed": _packed, "ragged": _ragged}
+LAYOUTS = {"plain": _plain, "lengths": _lengths, "packed": _packed, "ragged": _ragged}
 
 
 def _pairs(rng: SeededRandom, b: int, n: int, t: int, s: int, layout: str) -> Facts:
@@ -153,7 +153,7 @@ def _pairs(rng: SeededRandom, b: int, n: int, t: int, s: int, layout: str) -> Fa
         sides = (None, 0, 1, rng.up_to(max(t, s)), rng.up_to(max(t, s)))
         facts["window"] = (rng.one_of(sides), rng.one_of(sides))
     if layout != "ragged" and rng.is_one_in(6):
-        facts["mask"] = _shape(rng, b, n, t, s)
+        facts["mask"] = dense_shape(rng, b, n, t, s)
         facts["dead_rows"] = rng.is_one_in(2)
     return facts
 
@@ -260,7 +260,8 @@ def steps(rng: SeededRandom, is_of_the_past: bool) -> tuple[Step, ...]:
     )
 
 
-def _shape(rng: SeededRandom, b: int, n: int, t: int, s: int) -> tuple[int, ...]:
+def dense_shape(rng: SeededRandom, b: int, n: int, t: int, s: int) -> tuple[int, ...]:
+    """The shape of a mask or a bias, each axis of which may be 1."""
     letters = {"1": 1, "b": b, "n": n, "t": t, "s": s}
     return tuple(letters[x] for x in rng.one_of(_SHAPES))
 
@@ -273,7 +274,7 @@ def _scores(
     scale = rng.one_of((usual, usual, usual, 0.3, 0.0, -usual, -0.3, 1e-6, 1e-30, 4.0))
     facts: Facts = {"scale": scale}
     if layout != "ragged" and rng.is_one_in(6):
-        facts["bias"] = _shape(rng, b, n, t, s)
+        facts["bias"] = dense_shape(rng, b, n, t, s)
         facts["bias_dtype"] = rng.one_of(("float32", dtype))
         facts["infinite_bias"] = facts["bias"][2] > 1 and rng.is_one_in(2)
     for name in ("alibi", "sinks"):

@@ -18,7 +18,8 @@ from attn_dispatch.call.options import (
     is_mod_operand,
     mod_operands,
 )
-from attn_dispatch_tools.verify.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
+from attn_dispatch_tools.verify.drawn_masks import DrawnMaskMod
+from attn_dispatch_tools.verify.drawn_mods import DrawnScoreMod, Places
 
 Operands = dict[str, np.ndarray]
 

@@ -122,6 +122,15 @@ def test_serving_draws_calls_with_a_cache(verify):
     assert {0, 1} <= {length for case in cases for length in case.kv_lengths or ()}
 
 
+def test_masks_draws_calls_with_masks(verify):
+    status, printed, report, _ = verify("--cases", "", "--random", "1", "--masks", "--seed", "4")
+    assert status == 0 and "--random 1 --masks --seed 4 draws them again" in printed
+    assert [x["case"] for x in report["outcomes"]] == ["masked_draw/4_0"]
+    assert report["options"]["masks"] and "--random N" in str(verify("--masks")[0])
+    both = verify("--cases", "", "--random", "1", "--masks", "--serving")
+    assert "expected no --serving beside it" in str(both[0])
+
+
 def test_each_rewrite_draws_calls_for_every_rewrite(verify):
     drawn = each_rewrite(draws.examples(150, 5))
     used = Counter(case.rewrite for case in drawn)
