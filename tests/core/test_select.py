@@ -140,6 +140,15 @@ def test_implementations_are_ordered_by_measured_speed(h, v, t, forward, back):
         assert [y.NAME for y in faster_extras.faster_first(found, x, CUDA)] == names
 
 
+@pytest.mark.parametrize(("t", "first"), [(2048, "fa4"), (1024, "cudnn")])
+def test_calls_with_a_mask_mod_go_to_the_kernels_that_skip_its_tiles(t: int, first: str):
+    found = [Fake("cudnn"), Fake("fa4", IS_EXTRA=True)]
+    case = Case("call", b=4, t=t, s=t, n=32, k=8, h=128, v=128, mask_mod=("s <= t or s < x[b]", 3))
+    call = spec_of(case.forward_options(), case.avals())
+    for x in (call, call.backward(case.backward_options())):
+        assert faster_extras.faster_first(found, x, CUDA)[0].NAME == first
+
+
 def test_names_of_implementations_are_accepted(implementations):
     assert select.names() == ("cudnn", "flash", "fa4", "aiter", "xla")
     implementations(FAST, LAST)

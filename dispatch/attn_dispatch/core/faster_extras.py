@@ -46,7 +46,7 @@ def _faster_names(spec: AttentionSpec, device: Device) -> list[str]:
         "arch": device.arch,
         "direction": "backward" if spec.is_backward else "forward",
         "sequences": next((x for x in features_of(spec) if x in _SEQUENCES), "whole rows"),
-        "mask": spec.has("mask") or spec.meaning.mask_mod is not None,
+        "mask_mod": spec.meaning.mask_mod is not None,
         "queries": spec.seq_len_q,
         "tiles": spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
         "keys": spec.seq_len_kv,
@@ -54,6 +54,7 @@ def _faster_names(spec: AttentionSpec, device: Device) -> list[str]:
         "queries_per_sequence": spec.seq_len_q / (spec.most_sequences or 1),
         "head_dim": spec.head_dim,
         "head_dim_v": spec.head_dim_v,
+        "heads_per_kv_head": spec.num_heads // spec.num_kv_heads,
         "lse_grad": spec.has("lse_grad"),
         "same_head_dims": spec.head_dim == spec.head_dim_v,
     }
