@@ -113,6 +113,27 @@ Status check_mask(const std::vector<Array>& operands, size_t first, MaskForm for
   return check_array(mask, {"bits", ElementType::kUInt32, {batch, heads, e.rows, words}, kNumber});
 }
 
+// The arrays of a variant, from the operand `first` on, to the last. The kernels clip every index.
+Result<ModArrays> mod_arrays_of(const AttnFa4Set& set, const std::vector<Array>& operands,
+                                size_t first) {
+  const std::string types = set.variant_arrays;
+  ATTN_RETURN_IF_ERROR(check_counts(operands, first + types.size(), "operands"));
+  if (types.size() > kMostModArrays) {
+    return wrong_value("arrays of a score_mod", "at most " + std::to_string(kMostModArrays),
+                       types.size());
+  }
+  ModArrays found;
+  for (const char type : types) {
+    const Array& array = operands[first + found.count];
+    const int64_t length = array.shape.empty() ? 0 : array.shape[0];
+    ATTN_RETURN_IF_ERROR(check_extent("elements of a score_mod's array", length, kMostInt32));
+    const ElementType expected = type == 'f' ? ElementType::kFloat32 : ElementType::kInt32;
+    ATTN_RETURN_IF_ERROR(check_array(array, {"a score_mod's array", expected, {length}, kNumber}));
+    found.arrays[found.count++] = {array.data, {static_cast<int32_t>(length)}};
+  }
+  return found;
+}
+
 struct Shapes {
   std::vector<int64_t> query, key, value, out, lse;
 };
@@ -260,15 +281,16 @@ Status load_pass(CompiledSet& set, MaskForm form, bool is_backward, int32_t ordi
 Status run_forward(const CompiledSet& set, MaskForm form, float scale,
                    const std::vector<Array>& operands, const std::vector<Array>& results,
                    bool poisons, cudaStream_t stream) {
-  ATTN_RETURN_IF_ERROR(check_counts(operands, kForwardLists + kLists + 1, "operands"));
+  const Result<ModArrays> mod = mod_arrays_of(set.facts, operands, kForwardLists + kLists + 1);
+  if (!mod.ok()) return mod.status;
   ATTN_RETURN_IF_ERROR(check_counts(results, kForwardResults, "results"));
   const Result<Extents> extents = extents_of(operands);
   if (!extents.ok()) return extents.status;
   ATTN_RETURN_IF_ERROR(check_forward(set.facts, form, operands, results, extents.value));
   if (poisons) ATTN_RETURN_IF_ERROR(fill_all(results, stream));
   const Mask mask = mask_of(operands, kForwardLists, form, extents.value);
-  return set.masked(form).forward(
-      stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
+  return set.masked(form).forward.with_mod(
+      mod.value, stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
       as_heads(operands[kValue]), as_heads(results[0]), as_numbers(results[1]), mask.partial_counts,
       mask.partial_indices, mask.full_counts, mask.full_indices, mask.data);
 }
@@ -276,7 +298,8 @@ Status run_forward(const CompiledSet& set, MaskForm form, float scale,
 Status run_backward(const CompiledSet& set, MaskForm form, float scale,
                     const std::vector<Array>& operands, const std::vector<Array>& results,
                     bool poisons, cudaStream_t stream) {
-  ATTN_RETURN_IF_ERROR(check_counts(operands, kBackwardLists + kLists + 1, "operands"));
+  const Result<ModArrays> mod = mod_arrays_of(set.facts, operands, kBackwardLists + kLists + 1);
+  if (!mod.ok()) return mod.status;
   if (results.size() < kGrads) return check_counts(results, kGrads, "results");
   const Result<Extents> extents = extents_of(operands);
   if (!extents.ok()) return extents.status;
@@ -298,10 +321,10 @@ Status run_backward(const CompiledSet& set, MaskForm form, float scale,
   const AttnFa4Heads dv = as_heads(results[2]);
 
   const auto differentiate = [&](const CompiledKernel& kernel, auto key_grad, auto value_grad) {
-    return kernel(stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
-                  as_heads(operands[kValue]), out_grad, lse2, products, query_sums, key_grad,
-                  value_grad, mask.partial_counts, mask.partial_indices, mask.full_counts,
-                  mask.full_indices, mask.data);
+    return kernel.with_mod(mod.value, stream, scale, as_heads(operands[kQuery]),
+                           as_heads(operands[kKey]), as_heads(operands[kValue]), out_grad, lse2,
+                           products, query_sums, key_grad, value_grad, mask.partial_counts,
+                           mask.partial_indices, mask.full_counts, mask.full_indices, mask.data);
   };
   // Before the kernels: each lets the next begin early, and a memset between them would not wait.
   for (size_t i = kGrads + 3; i < results.size(); ++i) {

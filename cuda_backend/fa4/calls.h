@@ -23,14 +23,15 @@ struct Fa4Spec {
 // clang-format off
 // The arrays of a call, in this order. [1|B]: one for all batch rows, or one for each; [1|N]: heads.
 //
-//   forward   q [B, T, N, H], k [B, S, K, H], v [B, S, K, Hv], LISTS, MASK -> out [B, T, N, Hv], lse [B, N, T]
-//   backward  q, k, v, out, lse, out_grad, lse_grad, LISTS, MASK -> dq, dk, dv, SCRATCH
+//   forward   q [B, T, N, H], k [B, S, K, H], v [B, S, K, Hv], LISTS, MASK, MOD -> out [B, T, N, Hv], lse [B, N, T]
+//   backward  q, k, v, out, lse, out_grad, lse_grad, LISTS, MASK, MOD -> dq, dk, dv, SCRATCH
 //
 //   LISTS     partial_counts [1|B, 1|N, M], partial_indices [1|B, 1|N, M, L],
 //             full_counts [1|B, 1|N, M], full_indices [1|B, 1|N, M, L']: int32. A line for each tile of
 //             query rows (forward) or keys (backward), which lists tiles of keys or query rows.
 //   MASK      rows int32 [1|B, T, 4]: start and length of two intervals of keys for each query row;
 //             or bits uint32 [1|B, 1|N, T, S / 32 rounded up], for each key from the lowest bit on
+//   MOD       in a variant, the arrays that its change of scores reads: [L] each, float32 or int32
 //   SCRATCH   products and lse2 [B, N, T'], query_sums [B, N, T' * H] and, if N != K,
 //             key_sums [B, K, S' * H], value_sums [B, K, S' * Hv]: float32. T' is T rounded up to
 //             backward_tile_m, S' is S rounded up to backward_tile_n.

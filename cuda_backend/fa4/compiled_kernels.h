@@ -2,6 +2,7 @@
 // Python names, and its kernels on the devices of this process.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,13 @@
 #include "status.h"
 
 namespace attn_dispatch {
+
+// The arrays that a variant's change of scores reads, of at most kMostModArrays.
+constexpr size_t kMostModArrays = 16;
+struct ModArrays {
+  std::array<AttnFa4ModArray, kMostModArrays> arrays;
+  size_t count = 0;
+};
 
 // A kernel whose code is loaded on first use, once for all devices, and prepared once for each.
 class CompiledKernel {
@@ -29,9 +37,21 @@ class CompiledKernel {
   // Queues the kernel on a device where it is loaded. Arrays are structs of fa4_library.h.
   template <typename... Arrays>
   Status operator()(cudaStream_t stream, float scale, Arrays... arrays) const {
+    return with_mod(ModArrays{}, stream, scale, arrays...);
+  }
+
+  // The same with the arrays of a variant after the others.
+  template <typename... Arrays>
+  Status with_mod(ModArrays mod, cudaStream_t stream, float scale, Arrays... arrays) const {
     int32_t result = 0;
-    void* arguments[] = {&arrays..., &scale, &stream, &result};
-    return run(arguments, sizeof...(Arrays) + 3, &result);
+    void* arguments[sizeof...(Arrays) + kMostModArrays + 3] = {&arrays...};
+    size_t count = sizeof...(Arrays);
+    for (size_t i = 0; i < mod.count; ++i) arguments[count++] = &mod.arrays[i];
+    for (void* last :
+         {static_cast<void*>(&scale), static_cast<void*>(&stream), static_cast<void*>(&result)}) {
+      arguments[count++] = last;
+    }
+    return run(arguments, static_cast<int32_t>(count), &result);
   }
 
  private:

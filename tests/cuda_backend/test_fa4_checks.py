@@ -112,6 +112,40 @@ def test_the_names_cover_all_arrays(fa4, kind: str, form: str):
     assert {*_names(kind, form)} == {*call.operands, *call.results}
 
 
+def _variant(fa4: Emulated) -> str:
+    """A set whose score_mod reads arrays of both types."""
+    return next(x.name for x in fa4.library.sets if {*x.variant_arrays} == {*"fi"})
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_arrays_of_a_score_mod_are_checked(fa4, is_backward: bool):
+    call = made(fa4, is_backward, name=_variant(fa4))
+    assert outcome(fa4, call) == ("accepted", "")
+    for name in [x for x in call.operands if x.startswith("mod_")]:
+        array = call[name]
+        assert outcome(fa4, call.changed(**{name: array.with_extent(0, 1)}))[0] == "accepted"
+        other = "int32" if array.dtype == "float32" else "float32"
+        wrong = [array.changed(dtype=x) for x in (other, "float64", "float16")]
+        wrong += [array.changed(bytes=array.described[3] + x) for x in (-1, 1)]
+        wrong += [array.changed(shape=x) for x in ((), (1, 5), (0,), (-1,), (2**31,), (2**62,))]
+        wrong += [array.changed(address=array.address + 2)]
+        for one in wrong:
+            code, message = outcome(fa4, call.changed(**{name: one}))
+            assert code == "wrong call", (one, code, message)
+            assert _WRONG.fullmatch(message), (one, message)
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_arrays_of_a_score_mod_are_counted(fa4, is_backward: bool):
+    call = made(fa4, is_backward, name=_variant(fa4))
+    *_, last = call.operands
+    without = {x: y for x, y in call.operands.items() if x != last}
+    count = len(call.operands)
+    for operands, got in ((without, count - 1), (call.operands | {"more": call[last]}, count + 1)):
+        found = outcome(fa4, dataclasses.replace(call, operands=operands))
+        assert found == ("wrong call", f"operands: expected {count}, got {got}")
+
+
 @pytest.mark.parametrize("masks", [1, "batch"])
 @pytest.mark.parametrize("is_backward", [False, True])
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from attn_dispatch.fa4 import compiled, folder
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
 from attn_dispatch_tools.build_fa4 import environment
 from attn_dispatch_tools.build_fa4.sets import SETS
+from tests.support import fa4_stand_in
 from tests.support.fa4_emulated import Emulated, emulated
 from tests.support.repository import environment as child_environment
 
@@ -26,12 +27,16 @@ def fa4() -> Emulated:
     return emulated()
 
 
+_BY_NAME = SETS | {x.name: x for x in fa4_stand_in.sets()}
+
+
 def _set(name: str) -> KernelSet:
-    x = SETS[name]
+    x = _BY_NAME[name]
     forward, backward = x.forward, x.backward
     return KernelSet(
         name, x.arch, x.dtype, x.head_dim, x.head_dim_v, forward.tile_m, forward.tile_n,
         backward.tile_m, backward.tile_n, backward.subtiles, "key_value_grad" in x.kernels,
+        *(() if x.variant is None else (x.variant.digest, x.variant.name, x.variant.types)),
     )  # fmt: skip
 
 

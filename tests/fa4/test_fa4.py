@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch import explain, fa4
+from attn_dispatch import explain, fa4, mods
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import parse
-from attn_dispatch.fa4 import compiled, interval_calls, rules
+from attn_dispatch.fa4 import call, compiled, interval_calls, rules
 from attn_dispatch.fa4.call import kernels_for
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
+from attn_dispatch.fa4.score_variant import variant_of
 from attn_dispatch.semantics.intervals import is_certain
-from attn_dispatch_tools.verify import drawn_masks, draws
-from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.build_fa4 import score_mods
+from attn_dispatch_tools.verify import drawn_masks, drawn_mods, draws
+from attn_dispatch_tools.verify.case import Case, Step, spec_of
 from attn_dispatch_tools.verify.mask_draws import mask_examples
 from tests.support import interval_kernels_in_numpy as in_numpy
 from tests.support.comparing import check_both_directions
@@ -50,6 +52,17 @@ LIBRARY = CompiledLibrary(
 """Kernels of float32 exist here alone; they allow a close comparison."""
 
 
+class EveryChange(CompiledLibrary):
+    """The library, with every set also for every change of scores."""
+
+    def set_for(self, *call: object, variant: str = "", **facts: bool) -> KernelSet | None:
+        found = super().set_for(*call, **facts)
+        return found and replace(found, variant=variant)
+
+
+EVERY_CHANGE = EveryChange(**{x.name: getattr(LIBRARY, x.name) for x in fields(LIBRARY)})
+
+
 @pytest.fixture
 def library(monkeypatch):
     monkeypatch.setattr(compiled, "find", lambda: LIBRARY)
@@ -70,20 +83,30 @@ def library_for_both(monkeypatch):
 
 
 @pytest.fixture
-def kernels(monkeypatch, library):
-    """NumPy as the kernels."""
+def kernels(monkeypatch):
+    """NumPy as the kernels, with every change of scores."""
+    codes = {"": in_numpy.Code()}
 
-    def forward(query, key, value, rows, lists, scale, arch):
+    def recorded(change):
+        found = variant_of(change)
+        codes[found.digest] = in_numpy.Code(found.forward, found.backward)
+        return found
+
+    def forward(query, key, value, rows, lists, scale, arch, change):
         tile = interval_calls.forward_set(query, value, arch).forward_tiles
-        return in_numpy.forward(tile, query, key, value, rows, lists, scale)
+        code, read = codes[change.variant], tuple(x.reshape(-1) for x in change.arrays)
+        return in_numpy.forward(tile, query, key, value, rows, lists, scale, code, read)
 
-    def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale, arch):
+    def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale, arch, change):
         tile = interval_calls.backward_set(query, value, arch).backward_tiles
         lse_grad = jnp.zeros_like(lse) if lse_grad is None else lse_grad
         operands = (query, key, value, out, lse, out_grad, lse_grad)
-        return in_numpy.backward(tile, operands, rows, lists, scale)
+        code, read = codes[change.variant], tuple(x.reshape(-1) for x in change.arrays)
+        return in_numpy.backward(tile, operands, rows, lists, scale, code, read)
 
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
+    monkeypatch.setattr(compiled, "find", lambda: EVERY_CHANGE)
+    monkeypatch.setattr(call, "variant_of", recorded)
     monkeypatch.setattr(interval_calls, "forward", forward)
     monkeypatch.setattr(interval_calls, "backward", backward)
 
@@ -91,9 +114,9 @@ def kernels(monkeypatch, library):
 def is_supported(case: Case) -> bool:
     """True if the kernels run the case, apart from float32."""
     forward = spec_of(case.forward_options(), case.avals())
-    specs = (forward, forward.backward(case.backward_options()))
+    specs = (forward, forward.backward(case.backward_options(case.wanted or None)))
     return all(
-        x.rule == "dtype" for spec in specs for x in rules.not_supported_reasons(spec, LIBRARY)
+        x.rule == "dtype" for spec in specs for x in rules.not_supported_reasons(spec, EVERY_CHANGE)
     )
 
 
@@ -101,7 +124,22 @@ ANY_CALL = [x for x in draws.examples(90, 20270112) if x.t * x.s < 2**15]
 MASKED = mask_examples(60, 20270113, draws.SMALL)
 DRAWN = [replace(x, dtype="float32") for x in (*ANY_CALL, *MASKED)]
 
-CASES = [x for x in (*NAMED, *SMALL, *DRAWN) if is_supported(x)]
+QKV = ("query", "key", "value")
+
+
+def changing(case: Case) -> bool:
+    """True if the case changes scores."""
+    return bool(case.score_mod) or case.soft_cap is not None or case.alibi is not None
+
+
+CHANGING = [
+    replace(x, wanted=QKV)
+    for x in (*NAMED, *SMALL, *DRAWN)
+    if changing(x) and not x.inference  # of others the reference has no gradients
+]
+"""Without the gradients of what is read, which these kernels do not compute."""
+
+CASES = [x for x in (*NAMED, *SMALL, *DRAWN, *CHANGING) if is_supported(x)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -156,6 +194,21 @@ def test_the_cases_have_masks_of_both_forms():
     assert any(not is_certain(x) and x.has("query_segment_ids") for x in specs)
 
 
+@pytest.mark.parametrize("formula", [*drawn_mods.FORMULAS, *drawn_mods.ALONE])
+@pytest.mark.parametrize("read", ["n", "b", "s"])
+def test_score_mods_agree_with_the_reference(kernels, formula: str, read: str):
+    step = Step(formula, 0, 0, 3.0, 4, read)
+    case = Case("mod", b=2, t=13, s=11, n=4, k=2, score_mod=(step,), wanted=QKV)
+    if formula in drawn_mods.OF_THE_PAST:
+        case = replace(case, is_causal=True)
+    assert is_supported(case)
+    check_both_directions(fa4, SM90, case)
+
+
+def test_drawn_calls_that_change_scores_are_among_the_cases():
+    assert sum(map(changing, CASES)) >= 8
+
+
 def arrays(*, t: int = 64, n: int = 8, k: int = 8, h: int = 64) -> list[jax.ShapeDtypeStruct]:
     shapes = ((2, t, n, h), (2, t, k, h), (2, t, k, h))
     return [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
@@ -183,7 +236,7 @@ def test_calls_that_the_kernels_run_have_no_reason(library):
         ({"h": 264}, {}, "got 264/264 bfloat16"),
         ({}, {"target": "sm80"}, "kernels are compiled for sm90 and sm100, and this is NVIDIA A"),
         ({}, {"target": "mi300x"}, "FlashAttention runs on NVIDIA GPUs"),
-        ({}, {"logits_soft_cap": 3.0}, "logits_soft_cap: FlashAttention-4's compiled kernels have"),
+        ({}, {"logits_soft_cap": 3.0}, "no kernels are compiled with this logits_soft_cap"),
         (
             {"t": 2**18},
             {"mask_mod": lambda b, n, t, s: (t + s) % 3 > 0},
@@ -196,6 +249,77 @@ def test_calls_that_the_kernels_run_have_no_reason(library):
 def test_every_reason_is_given(library, call, options, expected):
     for direction in reasons(*arrays(**call), **options):
         assert [x for x in direction if expected in x], direction
+
+
+SLOPES = jnp.ones(8)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "rule", "sentence"),
+    [
+        ({}, {"logits_soft_cap": 30.0}, "mod_not_compiled",
+         "remedy: run `attn-dispatch build-fa4 --mod 'attn_dispatch.mods:soft_cap(30)'`"),
+        ({}, {"alibi_slopes": SLOPES}, "mod_not_compiled",
+         "remedy: run `attn-dispatch build-fa4 --mod 'attn_dispatch.mods:alibi([1.0])'`"),
+        ({}, {"score_mod": lambda x, b, n, t, s: x * SLOPES[n]}, "mod_not_compiled",
+         "no kernels are compiled with this score_mod (remedy: run `attn-dispatch build-fa4 --mod "
+         "MODULE:FUNCTION`, which compiles it into kernels)"),
+        ({}, {"score_mod": lambda x, b, n, t, s: x * 2, "logits_soft_cap": 3.0}, "mod_not_compiled",
+         "no kernels are compiled with this logits_soft_cap and score_mod (remedy: run "
+         "`attn-dispatch build-fa4 --mod MODULE:FUNCTION`, which compiles one score_mod that does "
+         "all of it into kernels)"),
+        ({}, {"score_mod": lambda x, b, n, t, s: x * jnp.sort(SLOPES)[n]}, "mods/arrays",
+         "score_mod: sort of arrays; only single elements can be computed (at test_fa4.py:"),
+    ],
+)  # fmt: skip
+def test_changes_of_scores_that_are_not_compiled_name_the_command(
+    library, call, options, rule: str, sentence: str
+):
+    found = explain(*arrays(**call), implementation="fa4", target="sm90", **options)
+    reasons = {x.rule: x.with_remedy for x in found.forward[0].reasons}
+    assert sentence in reasons[f"fa4/{rule}"]
+
+
+def by_place(x, b, n, t, s):
+    return x - SLOPES[n] * (t - s)
+
+
+SEGMENTS = {"query_segment_ids": jnp.ones((2, 64), jnp.int32), "max_segments": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "rules_of_call"),
+    [
+        ({"score_mod": by_place}, set()),
+        ({"score_mod": by_place, **SEGMENTS}, {"fa4/mod_positions"}),
+        ({"logits_soft_cap": 3.0, **SEGMENTS}, set()),
+        ({"alibi_slopes": SLOPES, **SEGMENTS}, {"fa4/mod_positions"}),
+        ({"alibi_slopes": jnp.ones((2, 8))}, {"fa4/mod_copies"}),
+        ({"alibi_slopes": SLOPES, "is_causal": True, "causal_alignment": "bottom_right",
+          "key_value_seq_lengths": jnp.asarray([3, 9])}, {"fa4/slopes_from_bottom_right"}),
+        ({"alibi_slopes": SLOPES, "is_causal": True, "causal_alignment": "bottom_right"}, set()),
+    ],
+)  # fmt: skip
+def test_calls_whose_changes_of_scores_do_not_fit_are_refused(kernels, options, rules_of_call):
+    found = explain(*arrays(), implementation="fa4", target="sm90", **options)
+    # A bias of slopes, which the call is tried with then, is refused as well.
+    assert {x.rule for x in found.forward[0].reasons} - {"feature/bias"} == rules_of_call
+
+
+def test_positions_that_floats_do_not_hold_are_refused(kernels):
+    for length, is_refused in ((2**24, False), (2**24 + 1, True)):
+        for options in ({"score_mod": by_place}, {"logits_soft_cap": 3.0}):
+            found = explain(*arrays(t=length), implementation="fa4", target="sm90", **options)
+            rules_of_call = {x.rule for x in found.forward[0].reasons}
+            assert ("fa4/mod_length" in rules_of_call) == (is_refused and "score_mod" in options)
+
+
+def test_gradients_of_what_a_mod_reads_are_refused(kernels):
+    step = Step("x r", 0, 0, 3.0, 4, "n")
+    case = Case("mod", score_mod=(step,), dtype="bfloat16")
+    spec = spec_of(case.forward_options(), case.avals()).backward(case.backward_options())
+    (reason,) = rules.not_supported_reasons(spec, EVERY_CHANGE)
+    assert reason.rule == "feature/the gradient of what score_mod reads"
 
 
 def test_kernels_that_are_not_compiled_name_the_command(monkeypatch, tmp_path):
@@ -268,3 +392,27 @@ def test_plan_says_which_form_the_mask_has_and_counts_its_bytes(library):
     lists = 4 * 75 * 2 * (1 + 67)  # 75 tiles of queries by 67 of keys
     assert by_rows.other_bytes == 2 * (lists + 16 * 300)
     assert by_bits.other_bytes == 4 * (lists + 4 * 300 * 7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logits_soft_cap": 50.0},
+        {"score_mod": mods.soft_cap(50)},
+        {"score_mod": lambda x, b, n, t, s: 50 * jnp.tanh(x / 50)},
+        {"alibi_slopes": SLOPES},
+        {"score_mod": mods.alibi(SLOPES)},
+        {"score_mod": mods.alibi(SLOPES), "mask_mod": mods.prefix_lm(jnp.asarray([3, 5]))},
+    ],
+)
+def test_ready_made_kernels_run_the_arguments_and_the_mods(monkeypatch, options):
+    texts = ("attn_dispatch.mods:soft_cap(50)", "attn_dispatch.mods:alibi([1.0])")
+    made = [(x, y) for x in LIBRARY.sets for y in map(score_mods.variant, texts)]
+    variants = [replace(x, variant=y.digest, variant_arrays=y.types) for x, y in made]
+    with_mods = replace(LIBRARY, sets=(*LIBRARY.sets, *variants))
+    monkeypatch.setattr(compiled, "find", lambda: with_mods)
+    found = explain(*arrays(), implementation="fa4", target="sm90", **options)
+    assert [x.reasons for x in (found.forward[0], found.backward[0])] == [(), ()]
+    wrong = options | ({"logits_soft_cap": 51.0} if "logits_soft_cap" in options else {})
+    if wrong != options:
+        assert explain(*arrays(), implementation="fa4", target="sm90", **wrong).forward[0].reasons

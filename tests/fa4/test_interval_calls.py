@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attn_dispatch import mods
 from attn_dispatch.fa4 import compiled, interval_calls
-from tests.support import bits
+from attn_dispatch.fa4.interval_calls import NO_CHANGE, Change
+from tests.support import bits, score_mods
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
 from tests.support.fa4_emulated import emulated, needs_computing_kernels
@@ -37,18 +39,22 @@ def _seen(mask: np.ndarray, keys: int) -> np.ndarray:
     return mask if mask.dtype == bool else intervals.dense(mask, keys)[:, None]
 
 
-def _results(inputs: attention.Inputs, mask: np.ndarray, scale: float) -> attention.Results:
+def _results(
+    inputs: attention.Inputs, mask: np.ndarray, scale: float, change: Change = NO_CHANGE
+) -> attention.Results:
     """The results under a mask, rows or dense; the latter is given as bits."""
     query, value = inputs.query, inputs.value
     seen = _seen(mask, value.shape[1])
-    forward = _lists(seen, interval_calls.forward_set(query, value).forward_tiles, by_keys=False)
-    tiles = interval_calls.backward_set(query, value).backward_tiles
+    which = (query, value, "sm90", change.variant)
+    forward = _lists(seen, interval_calls.forward_set(*which).forward_tiles, by_keys=False)
+    tiles = interval_calls.backward_set(*which).backward_tiles
     backward = _lists(seen, tiles, by_keys=True)
     data = jnp.asarray(bits.packed(mask) if mask.dtype == bool else mask)
-    out, lse = interval_calls.forward(query, inputs.key, value, data, forward, scale)
+    out, lse = interval_calls.forward(query, inputs.key, value, data, forward, scale, change=change)
     gradients = interval_calls.backward(
-        query, inputs.key, value, out, lse, inputs.out_grad, inputs.lse_grad, data, backward, scale
-    )
+        query, inputs.key, value, out, lse, inputs.out_grad, inputs.lse_grad, data, backward,
+        scale, change=change,
+    )  # fmt: skip
     return out, lse, *gradients
 
 
@@ -57,12 +63,18 @@ def _lists(seen: np.ndarray, tiles: tuple[int, int], *, by_keys: bool) -> list[j
     return [jnp.asarray(x.reshape(*seen.shape[:2], *x.shape[2:])) for x in made]
 
 
-def _wrong(inputs: attention.Inputs, mask: np.ndarray, got: attention.Results, scale: float):
+def _wrong(
+    inputs: attention.Inputs,
+    mask: np.ndarray,
+    got: attention.Results,
+    scale: float,
+    mod: attention.ScoreMod | None = None,
+):
     seen = jnp.asarray(_seen(mask, inputs.key.shape[1]))
-    plain = attention.computed(inputs, seen, scale, is_exact=False)
-    exact = attention.computed(inputs, seen, scale, is_exact=True)
+    plain = attention.computed(inputs, seen, scale, is_exact=False, mod=mod)
+    exact = attention.computed(inputs, seen, scale, is_exact=True, mod=mod)
     rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
-    gradients = attention.computed(rounded, seen, scale, is_exact=True)[2:]
+    gradients = attention.computed(rounded, seen, scale, is_exact=True, mod=mod)[2:]
     checks = attention.checks(got, (*exact[:2], *gradients), plain)
     return [x for x in checks if not x.is_right]
 
@@ -76,6 +88,32 @@ def test_every_kind_of_mask(mask: str):
     inputs = _drawn(GROUPED)
     rows = intervals.masks(0, 2, 290, 290)[mask]
     assert _wrong(inputs, rows, _results(inputs, rows, 0.1), 0.1) == []
+
+
+SLOPES = jnp.asarray([0.01, 0.03, 0.002, 0.05], jnp.bfloat16)
+CHANGES = {
+    "soft cap": (mods.soft_cap(3.0), "soft_cap(3.0)", ()),
+    "ALiBi": (mods.alibi(SLOPES), "alibi([1.0])", (SLOPES,)),
+    "two arrays": (
+        score_mods.by_head_and_place,
+        "by_head_and_place",
+        (jnp.zeros((1, 2), jnp.int32), score_mods.DEPTHS[None], score_mods.GAINS[None]),
+    ),
+}
+"""Mods, what the names of their sets end in, and the arrays that they read."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("case", [GROUPED, NARROW], ids=["grouped", "padded"])
+def test_a_change_of_scores(case, name: str):
+    mod, ending, read = CHANGES[name]
+    variants = {x.variant for x in emulated().library.sets if x.variant_name.endswith(ending)}
+    change = Change(variants.pop(), read)
+    inputs = _drawn(((*case[0][:3], 4, 2), (64, 64), case[2]))
+    rows = intervals.masks(0, *case[0][:3])["blocky"]
+    for mask in (rows, _seen(rows, case[0][2])):
+        assert _wrong(inputs, mask, _results(inputs, mask, 0.4, change), 0.4, mod) == []
+    assert _wrong(inputs, rows, _results(inputs, rows, 0.4), 0.4, mod)
 
 
 @pytest.mark.parametrize("case", [ALONE, NARROW], ids=["two head dims", "padded"])
@@ -148,8 +186,8 @@ def test_only_calls_of_grouped_heads_have_sums_of_key_gradients():
 def test_arrays_without_a_set_are_refused():
     sentence = (
         r"head dims and dtype: expected at most those of a compiled set of FlashAttention-4's "
-        r"kernels for sm90 \(head dims 64, 192/128 in bfloat16; head dims 64, 96 in float16\), got "
-        "256/256 bfloat16"
+        r"kernels for sm90 \(head dims 64, 192/128 in bfloat16; head dims 64, 96 in float16; head "
+        r"dims 64 in bfloat16 and float16 with attn_.*\), got 256/256 bfloat16"
     )
     arrays = [jax.ShapeDtypeStruct((1, 8, 2, 256), "bfloat16")] * 2
     with pytest.raises(ValueError, match=sentence):

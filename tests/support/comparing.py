@@ -40,7 +40,7 @@ def check_both_directions(implementation: Implementation, device: Device, case: 
     forward = jax.jit(partial(implementation.forward, spec, device))
     check(spec, forward(to_jax(poison_padding(spec.options, operands))), exact)
     operands |= case.cotangents() | {x: exact[x].astype(np.float32) for x in ("out", "lse")}
-    spec = spec.backward(case.backward_options())
+    spec = spec.backward(case.backward_options(case.wanted or None))
     backward = jax.jit(partial(implementation.backward, spec, device))
     results = backward(to_jax(poisoned(spec, operands)))
     check(spec, results, reference(spec.options, operands))

@@ -99,6 +99,8 @@ def made(
         operands["rows"] = Array("int32", (masks, rows, 4))
     else:
         operands["bits"] = Array("uint32", (masks, mask_heads, rows, -(-keys // 32)))
+    for i, letter in enumerate(kernels.variant_arrays):
+        operands[f"mod_{i}"] = Array("float32" if letter == "f" else "int32", (5 + i,))
     return Pass(kernels, operands, results, is_backward)
 
 

@@ -12,14 +12,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
 from attn_dispatch.fa4 import folder as fa4_folder
-from attn_dispatch_tools.build_fa4 import linking
+from attn_dispatch_tools.build_fa4 import linking, score_mods
 from attn_dispatch_tools.build_fa4.compiling import Compiled
-from attn_dispatch_tools.build_fa4.sets import SETS
+from attn_dispatch_tools.build_fa4.sets import SETS, KernelSet
 from tests.support.emulator import build
 from tests.support.repository import ROOT
 
@@ -30,13 +30,20 @@ NAMES = ("sm90_d64_bfloat16", "sm90_d64_float16", "sm90_d96_float16", "sm90_d192
 """Sets that differ in what matters to the handlers: dtype, subtiles, and whether gradients of
 grouped heads are there."""
 
+MODS = (
+    "attn_dispatch.mods:soft_cap(3.0)",
+    "attn_dispatch.mods:alibi([1.0])",
+    "tests.support.score_mods:by_head_and_place",
+)
+"""The score_mods that some sets are compiled with as well."""
+
 
 def compile_set(folder: Path, given: dict) -> None:
     """Write the objects and symbols of a set, described as KernelSet.as_json does."""
     symbols = {}
     for kernel in given["kernels"]:
         name = f"{given['name']}_{kernel}"
-        defines = {"KERNEL": kernel, "NAME": f'"{name}"', **_facts(given)}
+        defines = {"KERNEL": kernel, "NAME": f'"{name}"', **_facts(given), **_change(given)}
         command = ["cc", "-std=gnu11", "-O2", "-ffast-math", "-fno-finite-math-only", "-fPIC"]
         command += [*build.SANITIZE, f"-I{BUILD_FA4}", "-Wall", "-Werror", "-Wno-unused-function"]
         command += [f"-D{x}={y}" for x, y in defines.items()]
@@ -57,16 +64,46 @@ def _facts(given: dict) -> dict[str, int]:
     }  # fmt: skip
 
 
-def library(folder: Path, names: Sequence[str] = NAMES) -> Path:
+def _change(given: dict) -> dict[str, str]:
+    """The change of scores of a variant as C."""
+    if (variant := given["variant"]) is None:
+        return {}
+    types = {"f": "float", "i": "int32_t", "p": "int"}
+    arrays = ""
+    for i, letter in enumerate(variant["types"]):
+        one = f"((AttnFa4ModArray*)arrays[{i}])"
+        arrays += f"const {types[letter]}* o{i} = {one}->data; "
+        arrays += f"const int32_t o{i}_length = {one}->shape[0]; "
+        arrays += f"(void)o{i}; (void)o{i}_length; "
+
+    def in_c(code: str) -> str:
+        lines = code.split("; ")
+        return " ".join(f"{'' if x.startswith('return') else types[x[0]]} {x};" for x in lines)
+
+    return {
+        "FORWARD_CODE": in_c(variant["forward"]),
+        "BACKWARD_CODE": in_c(variant["backward"] or "return g"),
+        "MOD_ARRAYS": arrays,
+        "MOD_COUNT": str(len(variant["types"])),
+    }
+
+
+def sets() -> list[KernelSet]:
+    """The sets of the library: those of NAMES, and two of each mod."""
+    plain = [SETS[x] for x in NAMES]
+    return [*plain, *(replace(x, variant=score_mods.variant(y)) for y in MODS for x in plain[:2])]
+
+
+def library(folder: Path, chosen: Sequence[KernelSet] | None = None) -> Path:
     """Build a library of these sets in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     compiled = []
-    for name in names:
-        objects = folder / name
+    for one in sets() if chosen is None else chosen:
+        objects = folder / one.name
         shutil.rmtree(objects, ignore_errors=True)
         objects.mkdir(parents=True)
-        compile_set(objects, SETS[name].as_json())
-        compiled.append(Compiled(SETS[name], objects))
+        compile_set(objects, one.as_json())
+        compiled.append(Compiled(one, objects))
     target = folder / fa4_folder.LIBRARY
     with mock.patch.dict(os.environ, CC=str(linker(folder))):
         linking.link(compiled, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,8 +47,26 @@ def drawn(seed: int, shape: tuple[int, int, int, int, int], dims: tuple[int, int
     return Inputs(*arrays, jax.random.normal(keys[4], (b, n, t), jnp.float32))
 
 
-@partial(jax.jit, static_argnames=("scale", "is_exact"))
-def computed(inputs: Inputs, seen: jax.Array, scale: float, *, is_exact: bool) -> Results:
+ScoreMod = Callable[..., jax.Array]
+"""(score, b, n, t, s) -> score, of scalars."""
+
+
+def _all_pairs(mod: ScoreMod, scores: jax.Array) -> jax.Array:
+    """The mod's results for all scores [B, N, T, S]."""
+    for axis in reversed(range(4)):
+        mod = jax.vmap(mod, (0, *(0 if i == axis else None for i in range(4))))
+    return mod(scores, *(jnp.arange(x, dtype=jnp.int32) for x in scores.shape))
+
+
+@partial(jax.jit, static_argnames=("scale", "is_exact", "mod"))
+def computed(
+    inputs: Inputs,
+    seen: jax.Array,
+    scale: float,
+    *,
+    is_exact: bool,
+    mod: ScoreMod | None = None,
+) -> Results:
     """The results in float32, or with operands of matrix products in the inputs' dtype.
 
     Args:
@@ -55,6 +74,7 @@ def computed(inputs: Inputs, seen: jax.Array, scale: float, *, is_exact: bool) -
       seen: the mask, bool [1|B, 1|N, T, S].
       scale: the factor of scores.
       is_exact: whether to compute in float32 throughout.
+      mod: a score_mod.
     """
     dtype = jnp.float32 if is_exact else inputs.query.dtype
     precision = "highest" if is_exact else "default"
@@ -68,6 +88,9 @@ def computed(inputs: Inputs, seen: jax.Array, scale: float, *, is_exact: bool) -
 
     k, v = (jnp.repeat(x, groups, axis=2) for x in (inputs.key, inputs.value))
     scores = scale * product("btnh,bsnh->bnts", inputs.query, k)
+    pull = None
+    if mod is not None:
+        scores, pull = jax.vjp(partial(_all_pairs, mod), scores)
     scores = jnp.where(seen, scores, -jnp.inf)
     top = scores.max(axis=3, keepdims=True)
     is_live = top > -jnp.inf
@@ -80,7 +103,8 @@ def computed(inputs: Inputs, seen: jax.Array, scale: float, *, is_exact: bool) -
 
     weights_grad = product("btnh,bsnh->bnts", inputs.out_grad, v)
     delta = (weights * weights_grad).sum(axis=3, keepdims=True)
-    scores_grad = scale * weights * (weights_grad - delta + lse_grad)
+    scores_grad = weights * (weights_grad - delta + lse_grad)
+    scores_grad = scale * (scores_grad if pull is None else pull(scores_grad)[0])
     dq = product("bnts,bsnh->btnh", scores_grad, k)
     dk = product("bnts,btnh->bsnh", scores_grad, inputs.query)
     dv = product("bnts,btnh->bsnh", weights, inputs.out_grad)

@@ -7,6 +7,7 @@ wrong list gives a wrong result. In a listed tile, 0 · NaN is NaN, as in the ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,26 +15,69 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.support import scalar_code_in_numpy as in_numpy
+
 Arrays = tuple[Any, ...]
 
 
-def forward(tile: tuple[int, int], q: Any, k: Any, v: Any, data: Any, lists: Any, scale: float):
+@dataclass(frozen=True)
+class Code:
+    """A change of scores (programs/scalar_code.py)."""
+
+    forward: str = "return x"
+    backward: str = ""
+
+    def changed(self, scores: np.ndarray, at: Arrays, arrays: Arrays) -> np.ndarray:
+        """Scores [N, T, S] of the pairs `at`: b, n, t and s."""
+        found = in_numpy.forward(self.forward, (scores, *at), arrays)
+        return np.broadcast_to(found, scores.shape)
+
+    def gradient(
+        self, grad: np.ndarray, scores: np.ndarray, at: Arrays, arrays: Arrays
+    ) -> np.ndarray:
+        return in_numpy.backward(self.backward, (grad, scores, *at), arrays)
+
+
+def _indices(n: np.ndarray, b: int, t: np.ndarray, s: np.ndarray) -> Arrays:
+    places = (n[:, None, None], t[None, :, None], s[None, None, :])
+    return np.full((1, 1, 1), b, np.int32), *(x.astype(np.int32) for x in places)
+
+
+def forward(
+    tile: tuple[int, int],
+    q: Any,
+    k: Any,
+    v: Any,
+    data: Any,
+    lists: Any,
+    scale: float,
+    code: Code = Code(),
+    arrays: Arrays = (),
+):
     """out [B, T, N, V] and lse [B, N, T], in a callback, for tiles of (queries, keys)."""
     batch, queries, heads, _ = q.shape
     out = jax.ShapeDtypeStruct((batch, queries, heads, v.shape[3]), q.dtype)
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
-    run = partial(_forward, tile, scale=scale)
-    return _in_callback(run, (out, lse), (q, k, v), (data, *lists))
+    run = partial(_forward, tile, scale=scale, code=code)
+    return _in_callback(run, (out, lse), (q, k, v), (data, *lists), arrays)
 
 
-def backward(tile: tuple[int, int], operands: Any, data: Any, lists: Any, scale: float):
+def backward(
+    tile: tuple[int, int],
+    operands: Any,
+    data: Any,
+    lists: Any,
+    scale: float,
+    code: Code = Code(),
+    arrays: Arrays = (),
+):
     """The gradients of q, k and v from (q, k, v, out, lse, out_grad, lse_grad), in a callback.
 
     Lists are those of tiles of keys; `tile` is (queries, keys).
     """
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[:3])
-    run = partial(_backward, tile, scale=scale)
-    return _in_callback(run, types, tuple(operands), (data, *lists))
+    run = partial(_backward, tile, scale=scale, code=code)
+    return _in_callback(run, types, tuple(operands), (data, *lists), arrays)
 
 
 def _in_callback(function: Callable[..., Arrays], types: Arrays, *groups: Arrays) -> Any:
@@ -43,11 +87,14 @@ def _in_callback(function: Callable[..., Arrays], types: Arrays, *groups: Arrays
     return jax.pure_callback(run, types, *groups)
 
 
-def _forward(tile: tuple[int, int], qkv: Arrays, mask: Arrays, scale: float) -> Arrays:
+def _forward(
+    tile: tuple[int, int], qkv: Arrays, mask: Arrays, arrays: Arrays, *, scale: float, code: Code
+) -> Arrays:
     query, key, value = (np.asarray(x, np.float64) for x in qkv)
     key, value = (np.repeat(x, query.shape[2] // key.shape[2], axis=2) for x in (key, value))
     out = np.zeros((*query.shape[:3], value.shape[3]))
     lse = np.full((query.shape[0], query.shape[2], query.shape[1]), -np.inf)
+    n = np.arange(query.shape[2])
     for b, heads, (data, *lists) in _parts(mask, query.shape):
         q, k, v = (x[b, :, heads] for x in (query, key, value))
         for t, listed in _lines(lists, tile[0], len(q)):
@@ -55,6 +102,7 @@ def _forward(tile: tuple[int, int], qkv: Arrays, mask: Arrays, scale: float) -> 
             reached = np.zeros(len(k), bool)
             for s, is_full in _tiles(listed, tile[1], len(k)):
                 found = scale * np.einsum("tnh,snh->nts", q[t], k[s])
+                found = code.changed(found, _indices(n[heads], b, t, s), arrays)
                 scores[:, :, s] = found if is_full else _masked(found, data, t, s)
                 reached[s] = True
             top = scores.max(-1, initial=-np.inf)
@@ -67,7 +115,15 @@ def _forward(tile: tuple[int, int], qkv: Arrays, mask: Arrays, scale: float) -> 
     return out.astype(qkv[0].dtype), lse.astype(np.float32)
 
 
-def _backward(tile: tuple[int, int], operands: Arrays, mask: Arrays, scale: float) -> Arrays:
+def _backward(
+    tile: tuple[int, int],
+    operands: Arrays,
+    mask: Arrays,
+    arrays: Arrays,
+    *,
+    scale: float,
+    code: Code,
+) -> Arrays:
     query, key, value, out, all_lse, all_grads, lse_grad = (
         np.asarray(x, np.float64) for x in operands
     )
@@ -75,18 +131,22 @@ def _backward(tile: tuple[int, int], operands: Arrays, mask: Arrays, scale: floa
     key, value = (np.repeat(x, group, axis=2) for x in (key, value))
     all_dq, all_dk, all_dv = (np.zeros(x.shape) for x in (query, key, value))
     all_products = np.einsum("btnh,btnh->bnt", out, all_grads) - lse_grad
+    n = np.arange(query.shape[2])
     for b, heads, (data, *lists) in _parts(mask, query.shape):
         q, k, v, out_grad = (x[b, :, heads] for x in (query, key, value, all_grads))
         lse, products = (x[b, heads] for x in (all_lse, all_products))
         dq, dk, dv = (x[b, :, heads] for x in (all_dq, all_dk, all_dv))  # views
         for s, listed in _lines(lists, tile[1], len(k)):
             for t, is_full in _tiles(listed, tile[0], len(q)):
-                scores = scale * np.einsum("tnh,snh->nts", q[t], k[s])
+                plain = scale * np.einsum("tnh,snh->nts", q[t], k[s])
+                at = _indices(n[heads], b, t, s)
+                scores = code.changed(plain, at, arrays)
                 scores = scores if is_full else _masked(scores, data, t, s)
                 row_lse = np.where(lse[:, t] == -np.inf, 0, lse[:, t])
                 p = np.exp(scores - row_lse[..., None])
                 dp = np.einsum("tnh,snh->nts", out_grad[t], v[s])
                 ds = p * (dp - products[:, t][..., None])
+                ds = code.gradient(ds, plain, at, arrays)
                 dv[s] += np.einsum("nts,tnh->snh", p, out_grad[t])
                 dk[s] += scale * np.einsum("nts,tnh->snh", ds, q[t])
                 dq[t] += scale * np.einsum("nts,snh->tnh", ds, k[s])

@@ -35,6 +35,12 @@ class KernelSet:
     backward_tile_n: int
     backward_subtiles: int
     differentiates_grouped_heads: bool
+    variant: str = ""
+    """The digest of the change of scores that they compute (score_variant.py); "" for none."""
+    variant_name: str = ""
+    """What build-fa4's user called it."""
+    variant_arrays: str = ""
+    """A letter for each array that it reads: f for float32, i for int32."""
 
     @property
     def forward_tiles(self) -> tuple[int, int]:
@@ -69,7 +75,13 @@ class CompiledLibrary:
         return replace(self, sets=tuple(x for x in self.sets if x.arch == arch))
 
     def set_for(
-        self, head_dim: int, head_dim_v: int, dtype: str, *, has_grouped_gradients: bool = False
+        self,
+        head_dim: int,
+        head_dim_v: int,
+        dtype: str,
+        *,
+        variant: str = "",
+        has_grouped_gradients: bool = False,
     ) -> KernelSet | None:
         """The narrowest set that a call's columns fit into; None if there is none.
 
@@ -79,13 +91,14 @@ class CompiledLibrary:
           head_dim: the columns of query and key.
           head_dim_v: the columns of value.
           dtype: the arrays' dtype.
+          variant: the digest of the call's change of scores; "" for none.
           has_grouped_gradients: whether it is the backward pass of a call with fewer key heads
             than query heads, which not every set can run.
         """
         fit = [
             x
             for x in self.sets
-            if x.dtype == dtype
+            if (x.dtype, x.variant) == (dtype, variant)
             and head_dim <= x.head_dim
             and head_dim_v <= x.head_dim_v
             and (x.differentiates_grouped_heads or not has_grouped_gradients)
@@ -174,11 +187,14 @@ def build_command(library: CompiledLibrary, arch: str) -> str:
 
 def names(sets: Iterable[KernelSet]) -> str:
     """What sets are for, in messages: "head dims 64, 192/128 in bfloat16 and float16"."""
-    dims_of: dict[str, list[str]] = {}
+    dims_of: dict[tuple[str, str], list[str]] = {}
     for x in sets:
         both = f"{x.head_dim}" if x.head_dim == x.head_dim_v else f"{x.head_dim}/{x.head_dim_v}"
-        dims_of.setdefault(x.dtype, []).append(both)
-    dtypes_of: dict[str, list[str]] = {}
-    for dtype, dims in dims_of.items():
-        dtypes_of.setdefault(", ".join(dims), []).append(dtype)
-    return "; ".join(f"head dims {x} in {' and '.join(y)}" for x, y in dtypes_of.items())
+        dims_of.setdefault((x.dtype, x.variant_name), []).append(both)
+    dtypes_of: dict[tuple[str, str], list[str]] = {}
+    for (dtype, mod), dims in dims_of.items():
+        dtypes_of.setdefault((", ".join(dims), mod), []).append(dtype)
+    return "; ".join(
+        f"head dims {dims} in {' and '.join(dtypes)}{mod and f' with {mod}'}"
+        for (dims, mod), dtypes in dtypes_of.items()
+    )

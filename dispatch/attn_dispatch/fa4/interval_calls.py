@@ -11,11 +11,15 @@ sees key s if bit s % 32 of word s // 32 is set; bits past the last key are 0.
 [1|B, 1|N, M] counts and [1|B, 1|N, M, L] ascending indices: for the forward pass a line for each
 tile of query rows, and for the backward pass one for each tile of keys. Tiles are those of the set
 of kernels that runs the call.
+
+Kernels of a variant change scores before the mask; `change` has its digest and the arrays that it
+reads, each of any shape, as float32 or int32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +33,34 @@ Shaped = jax.Array | jax.ShapeDtypeStruct
 """An array, or its shape and dtype."""
 
 
-def forward_set(query: jax.Array, value: jax.Array, arch: str = "sm90") -> KernelSet:
+@dataclass(frozen=True)
+class Change:
+    """A change of scores, by the kernels of a variant."""
+
+    variant: str = ""
+    """Its digest; "" for none."""
+    arrays: tuple[jax.Array, ...] = ()
+
+
+NO_CHANGE = Change()
+
+
+def forward_set(
+    query: jax.Array, value: jax.Array, arch: str = "sm90", variant: str = ""
+) -> KernelSet:
     """The kernels that run a forward pass on this architecture.
 
     Raises:
       ValueError: no compiled set is for these arrays.
     """
-    return _set_for(query, value, arch, is_backward=False)
+    return _set_for(query, value, arch, variant, is_backward=False)
 
 
-def backward_set(query: jax.Array, value: jax.Array, arch: str = "sm90") -> KernelSet:
+def backward_set(
+    query: jax.Array, value: jax.Array, arch: str = "sm90", variant: str = ""
+) -> KernelSet:
     """The same for a backward pass."""
-    return _set_for(query, value, arch, is_backward=True)
+    return _set_for(query, value, arch, variant, is_backward=True)
 
 
 def forward(
@@ -51,9 +71,10 @@ def forward(
     lists: Sequence[jax.Array],
     scale: float,
     arch: str = "sm90",
+    change: Change = NO_CHANGE,
 ) -> tuple[jax.Array, jax.Array]:
     """out and lse."""
-    kernels = forward_set(query, value, arch)
+    kernels = forward_set(query, value, arch, change.variant)
     query_wide, key_wide = (pad_last(x, kernels.head_dim) for x in (query, key))
     value_wide = pad_last(value, kernels.head_dim_v)
     batch, length, heads, _ = query.shape
@@ -61,7 +82,7 @@ def forward(
         jax.ShapeDtypeStruct((batch, length, heads, kernels.head_dim_v), query.dtype),
         jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
     ]
-    operands = (query_wide, key_wide, value_wide, *lists, mask)
+    operands = (query_wide, key_wide, value_wide, *lists, mask, *_flat(change))
     call = jax.ffi.ffi_call(FORWARD_TARGET, results)
     out, lse = call(*operands, **_attributes(kernels, kernels.forward_tiles, mask, scale))
     return out[..., : value.shape[-1]], lse
@@ -79,9 +100,10 @@ def backward(
     lists: Sequence[jax.Array],
     scale: float,
     arch: str = "sm90",
+    change: Change = NO_CHANGE,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of query, key and value. A `lse_grad` of None is zero."""
-    kernels = backward_set(query, value, arch)
+    kernels = backward_set(query, value, arch, change.variant)
     query_wide, key_wide = (pad_last(x, kernels.head_dim) for x in (query, key))
     columns = (pad_last(x, kernels.head_dim_v) for x in (value, out, out_grad))
     value_wide, out_wide, out_grad_wide = columns
@@ -92,9 +114,19 @@ def backward(
     results = [*grads, *_scratch(kernels, query, key)]
     call = jax.ffi.ffi_call(BACKWARD_TARGET, results)
     attributes = _attributes(kernels, kernels.backward_tiles, mask, scale)
-    dq, dk, dv, *_ = call(*operands, *lists, mask, **attributes)
+    dq, dk, dv, *_ = call(*operands, *lists, mask, *_flat(change), **attributes)
     width, width_v = query.shape[-1], value.shape[-1]
     return dq[..., :width], dk[..., :width], dv[..., :width_v]
+
+
+def _flat(change: Change) -> list[jax.Array]:
+    """The arrays of a change as kernels take them."""
+
+    def flat(x: jax.Array) -> jax.Array:
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(jnp.float32 if is_float else jnp.int32).reshape(-1)
+
+    return [flat(x) for x in change.arrays]
 
 
 def scratch_bytes(kernels: KernelSet, query: Shaped, key: Shaped) -> int:
@@ -128,17 +160,21 @@ def _attributes(
     }
 
 
-def _set_for(query: jax.Array, value: jax.Array, arch: str, *, is_backward: bool) -> KernelSet:
+def _set_for(
+    query: jax.Array, value: jax.Array, arch: str, variant: str, *, is_backward: bool
+) -> KernelSet:
     library = compiled.find().on(arch)
     if not library.is_usable:
         raise RuntimeError(library.unusable_reason)
     width, width_v, dtype = query.shape[-1], value.shape[-1], str(query.dtype)
     is_grouped = query.shape[2] != value.shape[2]
-    found = library.set_for(width, width_v, dtype, has_grouped_gradients=is_backward and is_grouped)
+    found = library.set_for(
+        width, width_v, dtype, variant=variant, has_grouped_gradients=is_backward and is_grouped
+    )
     if found is None:
         raise ValueError(
             f"head dims and dtype: expected at most those of a compiled set of "
             f"FlashAttention-4's kernels for {arch} ({compiled.names(library.sets)}), got "
-            f"{width}/{width_v} {dtype}"
+            f"{width}/{width_v} {dtype}{variant and f' with the score_mod of digest {variant}'}"
         )
     return found

@@ -13,6 +13,9 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.clear_rows import cleared
 from attn_dispatch.fa4 import interval_calls
+from attn_dispatch.fa4.call import score_change
+from attn_dispatch.fa4.interval_calls import Change
+from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.semantics.interval_plan import MaskPlan, PlanTiles
 from attn_dispatch.semantics.invalid_values import may_be_invalid, nan_where_invalid
 from attn_dispatch.semantics.mask_bits import seen_keys
@@ -36,6 +39,7 @@ def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: str
         plan.forward.arrays,
         positive_scale(spec),
         arch,
+        _change(spec, operands),
     )
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
@@ -66,6 +70,7 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: st
         plan.backward.arrays,
         positive_scale(spec),
         arch,
+        _change(spec, operands),
     )
     gradients = {
         "query": _cleared(scaled_query(spec, dq), real_queries),
@@ -73,6 +78,15 @@ def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: st
         "value": _cleared(dv, real_keys),
     }
     return tuple(gradients[name] for name in spec.wanted.gradients)
+
+
+def _change(spec: AttentionSpec, operands: Operands) -> Change:
+    """The call's change of scores, with the arrays that it reads."""
+    variant = score_change(spec)
+    assert not isinstance(variant, Unsupported)  # or it would be a reason
+    if variant is None:
+        return interval_calls.NO_CHANGE
+    return Change(variant.digest, tuple(operands[x] for x in variant.arrays))
 
 
 def _real_rows(

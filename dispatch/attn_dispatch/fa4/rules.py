@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.fa4 import compiled
-from attn_dispatch.fa4.call import kernels_for, tiles_of
+from attn_dispatch.fa4 import compiled, score_rules
+from attn_dispatch.fa4.call import kernels_for, plain_kernels_for, score_change, tiles_of
 from attn_dispatch.fa4.compiled import CompiledLibrary
+from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import interval_plan, mask_data
 from attn_dispatch.semantics.common_rules import DTYPE, scale_remedy
@@ -21,6 +22,9 @@ FEATURES = (
     "cu_seqlens",
     "mask",
     "mask_mod",
+    "logits_soft_cap",
+    "alibi_slopes",
+    "score_mod",
     "the gradient of lse",
 )
 
@@ -55,10 +59,10 @@ _RULES = (
 
 _COMPILED = Rule[_KernelCall](
     "fa4/head_dim",
-    lambda c: kernels_for(c.spec, c.library) is None,
+    lambda c: plain_kernels_for(c.spec, c.library) is None,
     "kernels are compiled for {compiled}, got {width}/{width_v} {dtype}{grouped}",
     facts=lambda c: {
-        "compiled": compiled.names(c.library.sets),
+        "compiled": compiled.names(x for x in c.library.sets if not x.variant),
         "width": c.spec.head_dim,
         "width_v": c.spec.head_dim_v,
         "dtype": c.spec.dtype,
@@ -76,6 +80,7 @@ def not_supported_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tupl
     return (
         *unknown_features(spec, FEATURES, "FlashAttention-4's compiled kernels have none"),
         *broken((DTYPE, *_RULES), spec),
+        *score_rules.not_supported_reasons(spec),
         *_kernel_reasons(spec, library),
     )
 
@@ -84,9 +89,12 @@ def _kernel_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reas
     """The reasons against a call's mask and head dims."""
     if reasons := mask_data.not_supported_reasons(spec):
         return reasons
-    if not library.is_usable or DTYPE.applies(spec):
+    change = score_change(spec)
+    if not library.is_usable or DTYPE.applies(spec) or isinstance(change, Unsupported):
         return ()  # which other reasons say
+    if reasons := broken((_COMPILED,), _KernelCall(spec, library)):
+        return reasons
     kernels = kernels_for(spec, library)
     if kernels is None:
-        return broken((_COMPILED,), _KernelCall(spec, library))
+        return (score_rules.not_compiled(spec),)
     return interval_plan.not_supported_reasons(spec, tiles_of(kernels))

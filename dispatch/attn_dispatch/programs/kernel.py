@@ -186,7 +186,7 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
     if score_mod is not None:
         inputs, names = [GRADIENT, forward.capped], ["g", "x"]
         try:
-            grad = _lower("score_mod", _gradient(score_mod), score_mod, inputs, names, writer)
+            grad = _lower("score_mod", score_gradient(score_mod), score_mod, inputs, names, writer)
         except _Unsupported as error:
             raise _Unsupported(f"{error.whose}'s derivative", error.operation) from error
     if forward.tanh is not None:
@@ -320,7 +320,7 @@ def _lower(
         raise _Unsupported(mod, error) from error
 
 
-def _gradient(program: ModProgram) -> ClosedJaxpr:
+def score_gradient(program: ModProgram) -> ClosedJaxpr:
     """The score's gradient as a function of the result's gradient and the program's inputs."""
 
     def gradient(cotangent: jax.Array, score: jax.Array, *others: jax.Array) -> jax.Array:

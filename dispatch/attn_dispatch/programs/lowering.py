@@ -79,7 +79,7 @@ class _Lowering:
                 self._values[equation.outvars[0]] = self._operation(equation)
             except Unsupported as error:
                 if depends & {"x", "g"} or {"t", "s"} <= depends:
-                    raise _with_line(error, equation) from error
+                    raise with_line(error, equation) from error
                 self._values |= dict.fromkeys(equation.outvars)  # as arrays that XLA computes
         return self._value(self._body.jaxpr.outvars[0])
 
@@ -246,7 +246,7 @@ _IN_STEPS: dict[str, Callable[[Writer, Register, str], Register]] = {
 """JAX's operations of one operand that take several of cuDNN's, or one by another name."""
 
 
-def _with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
+def with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
     """The error, with the line that the operation was written in."""
     where = source_info_util.summarize(equation.source_info)
     found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)

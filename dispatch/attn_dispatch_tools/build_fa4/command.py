@@ -8,12 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from attn_dispatch.console import waiting
 from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch.text import error_text, in_units
-from attn_dispatch_tools.build_fa4 import environment, linking
+from attn_dispatch_tools.build_fa4 import environment, linking, score_mods
 from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
 from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
@@ -32,13 +33,22 @@ The kernels' sources and their compiler are installed from {environment.SOURCES}
 {environment.COMPILER}, into an environment of their own in the cache folder of your user. Their
 licences are in these packages. NVIDIA's for the compiler permits its output on NVIDIA GPUs only.
 
-All sets take some 200 seconds of CPU time for each architecture. What was compiled before is kept.
+With --mod, every chosen set is also compiled with a score_mod, and with the derivative that JAX
+finds of it. Such kernels run the calls that do the same to their scores, whoever wrote the mod:
+a soft cap and ALiBi also run as logits_soft_cap and alibi_slopes. Values of arrays that a mod reads
+are not compiled: a call brings its own.
+
+All sets take some 200 seconds of CPU time for each architecture, and as much with each mod. What
+was compiled before is kept.
 """
+
+_MOD_ARCHS = ("sm90",)
 
 _EXAMPLES = (
     "attn-dispatch build-fa4",
     "attn-dispatch build-fa4 --set '*_d128_bfloat16' --out build",
     "attn-dispatch build-fa4 --arch sm90 --arch sm100",
+    "attn-dispatch build-fa4 --mod 'attn_dispatch.mods:soft_cap(50)' --mod my_model:score_mod",
 )
 
 
@@ -61,6 +71,15 @@ def add_parser(commands: Commands, help: str) -> None:
         choices=ARCHS,
         help=f"compile for this architecture; may be repeated (default: {ARCHS[0]}). Kernels for "
         "sm100 (B200) have not run on a GPU yet",
+    )
+    parser.add_argument(
+        "--mod",
+        action="append",
+        dest="mods",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help="compile the sets for sm90 with this score_mod as well; may be repeated. FUNCTION is "
+        "one of (score, b, n, t, s), or FUNCTION(ARGUMENTS) returns one",
     )
     parser.add_argument(
         "--jobs",
@@ -91,7 +110,7 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build the library. A failure ends the process with a message."""
     try:
-        sets = chosen(args.sets, args.arch)
+        sets = with_mods(chosen(args.sets, args.arch), args.mods)
         host = HOSTS[args.host] if args.host else this_machine()
         library = _target(args.out, host)
         folder = made_folder(library.parent).resolve()
@@ -132,7 +151,9 @@ def build(
             compile_all(missing, inside, jobs, shown.step)
     linking.link(compiled, library)
     size, seconds = in_units(library.stat().st_size), time.monotonic() - started
-    print(f"{library}: {len(sets)} sets, {size}; {seconds:.0f} seconds")
+    with_mod = sum(x.variant is not None for x in sets)
+    mods = f", {with_mod} of them with a score_mod" if with_mod else ""
+    print(f"{library}: {len(sets)} sets{mods}, {size}; {seconds:.0f} seconds")
 
 
 def chosen(
@@ -145,6 +166,15 @@ def chosen(
             raise ValueError(f"--set: expected one of {', '.join(found)}, got {pattern!r}")
     wanted = patterns or ("*",)
     return [x for name, x in found.items() if any(fnmatch.fnmatchcase(name, y) for y in wanted)]
+
+
+def with_mods(sets: Sequence[KernelSet], mods: Sequence[str]) -> list[KernelSet]:
+    """The sets, and each with each mod. Mods that do the same are compiled once."""
+    variants = {x.digest: x for x in map(score_mods.variant, mods)}
+    changeable = [x for x in sets if x.arch in _MOD_ARCHS]
+    if mods and not changeable:
+        raise ValueError(f"--mod: kernels take mods on {' and '.join(_MOD_ARCHS)} alone")
+    return [*sets, *(replace(x, variant=y) for y in variants.values() for x in changeable)]
 
 
 def default_jobs() -> int:

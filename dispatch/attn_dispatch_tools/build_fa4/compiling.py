@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attn_dispatch_tools.build_fa4 import environment
@@ -18,7 +18,8 @@ from attn_dispatch_tools.build_fa4.processes import run
 from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SCRIPT = Path(__file__).with_name("export_kernels.py")
-SCRIPTS = tuple(map(SCRIPT.with_name, (SCRIPT.name, "mask_forms.py", "sm100_kernels.py")))
+_BESIDE = ("mask_forms.py", "score_functions.py", "sm100_kernels.py")
+SCRIPTS = (SCRIPT, *map(SCRIPT.with_name, _BESIDE))
 """The program that compiles, and the files that it imports."""
 _SYMBOLS = "symbols.json"
 _COMPILE_SECONDS = 1800
@@ -56,11 +57,17 @@ def kept(cache: Path, kernels: KernelSet, host: Host | None = None) -> Compiled:
     Without a `host` they are for this machine.
     """
     host = host or this_machine()
-    facts = json.dumps(kernels.as_json(), sort_keys=True)
+    facts = json.dumps(_unnamed(kernels).as_json(), sort_keys=True)
     sources = (x.read_text(encoding="utf-8") for x in SCRIPTS)
     text = "\n".join((environment.versions(), host.target, facts, *sources))
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Compiled(kernels, cache / "objects" / f"{kernels.name}-{key}", host)
+
+
+def _unnamed(kernels: KernelSet) -> KernelSet:
+    """The set without the name of its mod, by which nothing is compiled."""
+    variant = kernels.variant
+    return kernels if variant is None else replace(kernels, variant=replace(variant, name=""))
 
 
 def compile_all(missing: Sequence[Compiled], python: Path, jobs: int, report: Report) -> None:

@@ -40,14 +40,14 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass import Float32, Int32, const_expr  # noqa: E402
 from cutlass.base_dsl.compiler import HostTarget  # noqa: E402
 from cutlass.cute.runtime import make_fake_stream  # noqa: E402
-from fa4_jax.cute import flash_bwd_sm90  # noqa: E402
+from fa4_jax.cute import flash_bwd_sm90, flash_fwd_sm90  # noqa: E402
 from fa4_jax.cute.block_sparsity import BlockSparseTensors  # noqa: E402
 from fa4_jax.cute.flash_bwd_postprocess import FlashAttentionBackwardPostprocess  # noqa: E402
 from fa4_jax.cute.flash_bwd_preprocess import FlashAttentionBackwardPreprocess  # noqa: E402
-from fa4_jax.cute.flash_fwd_sm90 import FlashAttentionForwardSm90  # noqa: E402
 from fa4_jax.cute.utils import AuxData  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))  # not there with python -I
+import score_functions  # noqa: E402
 import sm100_kernels  # noqa: E402
 from mask_forms import BITS_FORM, ROWS_FORM, VECTOR, tensor  # noqa: E402
 
@@ -66,14 +66,17 @@ def _lists():
     )
 
 
-class Forward(FlashAttentionForwardSm90):
+score_functions.replace_loops(flash_fwd_sm90, flash_bwd_sm90)
+
+
+class Forward(flash_fwd_sm90.FlashAttentionForwardSm90):
     """The forward kernel, with the number of query heads for each key head taken from shapes."""
 
     def load(self, mQ, mK, *rest):
         constant = self.qhead_per_kvhead
         self.qhead_per_kvhead = mQ.shape[2] // mK.shape[2]  # these are [rows, dim, heads, batch]
         try:
-            return FlashAttentionForwardSm90.load(self, mQ, mK, *rest)
+            return flash_fwd_sm90.FlashAttentionForwardSm90.load(self, mQ, mK, *rest)
         finally:
             self.qhead_per_kvhead = constant
 
@@ -95,6 +98,9 @@ def _divisor(number):
 flash_bwd_sm90.FastDivmodDivisor = _divisor
 
 
+_NO_VARIANT = {"forward": "", "backward": "", "types": "", "is_small_at_zero": True}
+
+
 class Set:
     """The kernels of one set, each as a function and its symbolic arguments."""
 
@@ -102,6 +108,7 @@ class Set:
         self.dtype = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}[given["dtype"]]
         self.head_dim, self.head_dim_v = given["head_dim"], given["head_dim_v"]
         self.forward_tiles, self.backward_tiles = given["forward"], given["backward"]
+        self.variant = given["variant"] or _NO_VARIANT
 
     def _heads(self, length, heads, width):
         return tensor(self.dtype, (BATCH, length, heads, width), VECTOR)
@@ -134,6 +141,20 @@ class Set:
     def _key_sums():
         return tensor(Float32, (BATCH, KV_HEADS, KEY_SUMS), VECTOR)
 
+    def _mod_arrays(self):
+        """The arrays that the change of scores reads."""
+        kinds = {"f": Float32, "i": Int32}
+        return tuple(tensor(kinds[x], (cute.sym_int(),), 4) for x in self.variant["types"])
+
+    def _score_mod(self, *, is_backward=False):
+        code = self.variant["forward"]
+        only_rows = is_backward and not self.variant["is_small_at_zero"]
+        return score_functions.score_mod(code, 1, only_rows=only_rows) if code else None
+
+    def _score_mod_gradient(self):
+        code = self.variant["backward"]
+        return score_functions.score_mod_gradient(code, 1) if code else None
+
     def _forward_kernel(self, mask):
         tiles = self.forward_tiles
         return Forward(
@@ -151,6 +172,7 @@ class Set:
             Q_in_regs=False,
             intra_wg_overlap=True,
             mma_pv_is_rs=tiles["weights_in_registers"],
+            score_mod=self._score_mod(),
             mask_mod=mask,
             has_aux_tensors=True,
         )
@@ -176,17 +198,18 @@ class Set:
             full_counts: cute.Tensor,
             full_indices: cute.Tensor,
             mask_data: cute.Tensor,
+            mod_arrays: tuple,
             scale: Float32,
             stream: cuda.CUstream,
         ):
             lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
-            data = AuxData(tensors=[mask_data])
+            data = AuxData(tensors=[mask_data, *mod_arrays])
             run(
                 q, k, v, out, lse, scale, blocksparse_tensors=lists, aux_data=data, stream=stream
             )  # fmt: skip
 
         arrays = (self._query(), self._key(), self._value(), self._out(), self._lse())
-        return forward, (*arrays, *_lists(), mask_array(BATCH, HEADS, ROWS))
+        return forward, (*arrays, *_lists(), mask_array(BATCH, HEADS, ROWS), self._mod_arrays())
 
     def preprocess(self):
         run = FlashAttentionBackwardPreprocess(
@@ -252,6 +275,8 @@ class Set:
             AtomLayoutMdQ=tiles["query_grad_layout"],
             num_threads=384,
             V_in_regs=False,
+            score_mod=self._score_mod(is_backward=True),
+            score_mod_bwd=self._score_mod_gradient(),
             mask_mod=mask,
             has_aux_tensors=True,
             q_subtile_factor=tiles["subtiles"],
@@ -283,11 +308,12 @@ class Set:
             full_counts: cute.Tensor,
             full_indices: cute.Tensor,
             mask_data: cute.Tensor,
+            mod_arrays: tuple,
             scale: Float32,
             stream: cuda.CUstream,
         ):
             lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
-            data = AuxData(tensors=[mask_data])
+            data = AuxData(tensors=[mask_data, *mod_arrays])
             if const_expr(isinstance(run.qhead_per_kvhead, SharedHeads)):
                 run.qhead_per_kvhead.at_run_time = q.shape[2] // k.shape[2]
             run(
@@ -298,7 +324,8 @@ class Set:
         numbers = self._row_numbers()
         arrays = (self._query(), self._key(), self._value(), self._out(), numbers, numbers)
         sums = (self._query_sums(), key_grad, value_grad)
-        return backward, (*arrays, *sums, *_lists(), mask_array(BATCH, HEADS, ROWS))
+        mask_data = mask_array(BATCH, HEADS, ROWS)
+        return backward, (*arrays, *sums, *_lists(), mask_data, self._mod_arrays())
 
     def query_grad(self):
         tiles = self.backward_tiles

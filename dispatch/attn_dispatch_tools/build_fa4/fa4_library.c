@@ -40,7 +40,7 @@ int32_t _cudaLaunchKernelEx(const void* config, void* kernel, void** arguments) 
   void name##_load_on_device(void**) __asm__("_mlir_" #name "_cuda_load_to_device"); \
   void name##_run(void**, int32_t) __asm__(run);
 #define NO_KERNEL(name)
-#define SET(name, arch, dtype, head_dim, head_dim_v, tiles, kernels) kernels
+#define SET(name, arch, dtype, head_dim, head_dim_v, tiles, variant, kernels) kernels
 #include "sets.inc"
 #undef KERNEL
 #undef NO_KERNEL
@@ -49,8 +49,9 @@ int32_t _cudaLaunchKernelEx(const void* config, void* kernel, void** arguments) 
 #define KERNEL(name, run) {name##_load, name##_load_on_device, name##_run},
 #define NO_KERNEL(name) {0, 0, 0},
 #define TILES(...) __VA_ARGS__
-#define SET(name, arch, dtype, head_dim, head_dim_v, tiles, kernels) \
-  {name, arch, dtype, head_dim, head_dim_v, tiles, kernels},
+#define VARIANT(...) __VA_ARGS__
+#define SET(name, arch, dtype, head_dim, head_dim_v, tiles, variant, kernels) \
+  {name, arch, dtype, head_dim, head_dim_v, tiles, variant, kernels},
 static const AttnFa4Set sets[] = {
 #include "sets.inc"
 };

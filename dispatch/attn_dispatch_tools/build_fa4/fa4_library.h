@@ -60,6 +60,12 @@ ATTN_DISPATCH_FA4_ARRAY(AttnFa4Indices, 4, 3); /* [batch, heads, lines, width], 
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Rows, 2, 1);    /* [batch, rows, (4)], int32 */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Bits, 4, 3);    /* [batch, heads, rows, words], uint32 */
 
+/* An array that a score_mod reads, flat: any number of float or int32. */
+typedef struct {
+  void* data;
+  int32_t shape[1];
+} AttnFa4ModArray;
+
 /* A set of kernels for one pair of head dims and one dtype. The arrays that `run` takes, in this
  * order (lists: partial counts, partial indices, full counts, full indices):
  *
@@ -79,7 +85,10 @@ ATTN_DISPATCH_FA4_ARRAY(AttnFa4Bits, 4, 3);    /* [batch, heads, rows, words], u
  * bits, one for each key of each query row: that of key s is bit s % 32 of word s / 32. Bits past
  * the last key are 0.
  *
- * The kernels of grouped heads are missing (all null) unless the set runs these. */
+ * The kernels of grouped heads are missing (all null) unless the set runs these.
+ *
+ * In a variant, the kernels that read a mask change scores before it, and take the arrays that the
+ * change reads after rows or bits. */
 typedef struct {
   const char* name;
   const char* arch;  /* "sm90" */
@@ -90,7 +99,10 @@ typedef struct {
   int32_t forward_tile_n;
   int32_t backward_tile_m;
   int32_t backward_tile_n;
-  int32_t backward_subtiles; /* tiles of query rows that an entry of a list stands for */
+  int32_t backward_subtiles;  /* tiles of query rows that an entry of a list stands for */
+  const char* variant;        /* a digest of the change of scores; "" if they are not changed */
+  const char* variant_name;   /* for people */
+  const char* variant_arrays; /* a letter for each array that it reads: f for float, i for int32 */
   AttnFa4Kernel forward;
   AttnFa4Kernel forward_bits;
   AttnFa4Kernel preprocess;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,8 +60,16 @@ def _line(compiled: Compiled) -> str:
         for x in _KERNELS
     )
     dims = f"{kernels.head_dim}, {kernels.head_dim_v}"
-    facts = f'"{kernels.name}", "{kernels.arch}", "{kernels.dtype}", {dims}, {_tiles(kernels)}'
+    facts = f'"{kernels.name}", "{kernels.arch}", "{kernels.dtype}", {dims}, {_tiles(kernels)}, '
+    facts += _variant(kernels)
     return f"SET({facts}, {listed})"
+
+
+def _variant(kernels: KernelSet) -> str:
+    found = kernels.variant
+    texts = ("", "", "") if found is None else (found.digest, found.name, found.types)
+    # A text in JSON is one in C, but for characters beyond ASCII.
+    return f"VARIANT({', '.join(json.dumps(x.encode('ascii', 'replace').decode()) for x in texts)})"
 
 
 def _tiles(kernels: KernelSet) -> str:

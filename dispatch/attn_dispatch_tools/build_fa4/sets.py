@@ -1,4 +1,4 @@
-"""The sets of kernels that are compiled: one for each architecture, pair of head dims and dtype."""
+"""The sets of kernels that are compiled: for each architecture, pair of head dims and dtype."""
 
 from __future__ import annotations
 
@@ -50,6 +50,21 @@ _ROWS_OF_AN_ENTRY = 128
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A change of scores that kernels are compiled with (attn_dispatch/fa4/score_variant.py)."""
+
+    name: str
+    """As the user names the mod."""
+    digest: str
+    forward: str
+    backward: str
+    types: str
+    is_small_at_zero: bool
+    """Whether a score of 0 surely becomes no large number, of which the softmax's exponential is
+    infinity. Kernels compute some rows past the last, with scores of 0."""
+
+
+@dataclass(frozen=True)
 class KernelSet:
     """The kernels for one architecture, one pair of head dims and one dtype."""
 
@@ -59,12 +74,14 @@ class KernelSet:
     dtype: str
     forward: Tiles
     backward: Tiles
+    variant: Variant | None = None
 
     @property
     def name(self) -> str:
-        """Part of symbols: "sm90_d128_bfloat16", "sm90_d192_128_float16"."""
+        """Part of symbols: "sm90_d128_bfloat16", "sm90_d192_128_float16_DIGEST"."""
         both = f"{self.head_dim}" if self.head_dim == self.head_dim_v else self._two_dims
-        return f"{self.arch}_d{both}_{self.dtype}"
+        variant = "" if self.variant is None else f"_{self.variant.digest}"
+        return f"{self.arch}_d{both}_{self.dtype}{variant}"
 
     @property
     def _two_dims(self) -> str:

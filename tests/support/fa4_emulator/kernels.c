@@ -1,7 +1,8 @@
 /* One kernel on the CPU, under the symbols that CUTLASS's DSL gives a compiled one, for tests of
  * the handlers that launch it. The build defines KERNEL (one of those below), NAME (of the kernel
  * and its set), IS_BFLOAT16, HEAD_DIM, HEAD_DIM_V, and the tiles FORWARD_M, FORWARD_N, BACKWARD_M,
- * BACKWARD_N and SUBTILES.
+ * BACKWARD_N and SUBTILES; for a variant, also FORWARD_CODE, BACKWARD_CODE, MOD_ARRAYS (a list of
+ * the declarations of its arrays) and MOD_COUNT.
  *
  * It computes only what its lists name, and only if the driver accepts the launch. */
 #include <math.h>
@@ -68,7 +69,57 @@ static inline float dot(const uint16_t* x, const uint16_t* y, int width) {
   return sum;
 }
 
+#ifndef FORWARD_CODE
+#define FORWARD_CODE return x;
+#define BACKWARD_CODE return g;
+#define MOD_ARRAYS
+#define MOD_COUNT 0
+#endif
+
 #if IS_FORWARD || IS_BACKWARD
+/* The operations of programs/scalar_code.py. */
+#define add(x, y) ((x) + (y))
+#define sub(x, y) ((x) - (y))
+#define mul(x, y) ((x) * (y))
+#define div(x, y) ((x) / (y))
+#define max(x, y) ((x) > (y) ? (x) : (y))
+#define min(x, y) ((x) < (y) ? (x) : (y))
+#define neg(x) (-(x))
+#define abs_(x) fabsf(x)
+#define abs_int(x) ((x) < 0 ? -(x) : (x))
+#define sign_int(x) (((x) > 0) - ((x) < 0))
+#define quotient(x, y) ((x) / (y))
+#define remainder(x, y) ((x) % (y))
+#define to_float(x) ((float)(x))
+#define to_int(x) ((int32_t)(x))
+#define eq(x, y) ((x) == (y))
+#define ne(x, y) ((x) != (y))
+#define lt(x, y) ((x) < (y))
+#define le(x, y) ((x) <= (y))
+#define gt(x, y) ((x) > (y))
+#define ge(x, y) ((x) >= (y))
+#define and_(x, y) ((x) && (y))
+#define or_(x, y) ((x) || (y))
+#define not_(x) (!(x))
+#define select(condition, yes, no) ((condition) ? (yes) : (no))
+#define tanh(x) tanhf(x)
+#define exp(x) expf(x)
+#define log1p(x) log1pf(x)
+#define read(array, i) ((array)[min(max(i, 0), (array##_length) - 1)])
+#define inf INFINITY
+#define nan NAN
+
+/* `arrays` are those of the kernel after the mask. */
+static float changed(float x, int32_t b, int32_t n, int32_t t, int32_t s, void** arrays) {
+  MOD_ARRAYS
+  FORWARD_CODE
+}
+static float changed_gradient(float g, float x, int32_t b, int32_t n, int32_t t, int32_t s,
+                              void** arrays) {
+  MOD_ARRAYS
+  BACKWARD_CODE
+}
+
 static int sees(const void* mask, int64_t b, int64_t n, int64_t row, int32_t key) {
 #if READS_BITS
   const AttnFa4Bits* bits = mask;
@@ -100,7 +151,7 @@ static void read_line(void** lists, int64_t b, int64_t n, int64_t line, char* ti
 #endif
 
 #if IS_FORWARD
-enum { ARRAYS = 10 };
+enum { ARRAYS = 10 + MOD_COUNT };
 static void compute(void** arrays, float scale) {
   Heads *q = arrays[0], *k = arrays[1], *v = arrays[2], *out = arrays[3];
   Numbers* lse = arrays[4];
@@ -119,6 +170,7 @@ static void compute(void** arrays, float scale) {
           if (tile == NONE || (tile == SOME && !sees(arrays[9], b, n, t, s))) continue;
           const uint16_t* key = head(k, b, s, n / group, HEAD_DIM);
           scores[s] = scale * dot(head(q, b, t, n, HEAD_DIM), key, HEAD_DIM);
+          scores[s] = changed(scores[s], b, n, t, s, arrays + 10);
           top = fmaxf(top, scores[s]);
         }
         for (int32_t s = 0; s < keys; ++s) {
@@ -159,7 +211,7 @@ static void compute(void** arrays, float scale) {
 }
 
 #elif IS_BACKWARD
-enum { ARRAYS = 14, ENTRY = BACKWARD_M * SUBTILES };
+enum { ARRAYS = 14 + MOD_COUNT, ENTRY = BACKWARD_M * SUBTILES };
 
 /* Writes the gradients of a key and its value, or adds to their sums. */
 static void add_key(void** arrays, int64_t b, int64_t s, int64_t n, const float* dk,
@@ -196,10 +248,12 @@ static void compute(void** arrays, float scale) {
           if (tile == NONE || (tile == SOME && !sees(arrays[13], b, n, t, s))) continue;
           const uint16_t* query = head(q, b, t, n, HEAD_DIM);
           const uint16_t* grad = head(out_grad, b, t, n, HEAD_DIM_V);
-          const float score = scale * (float)M_LOG2E * dot(query, key, HEAD_DIM);
-          const float weight = exp2f(score - numbers(lse2, b, n)[t]);
+          const float score = scale * dot(query, key, HEAD_DIM);
+          const float made = changed(score, b, n, t, s, arrays + 14);
+          const float weight = exp2f((float)M_LOG2E * made - numbers(lse2, b, n)[t]);
           const float product = dot(grad, value, HEAD_DIM_V);
-          const float change = weight * (product - numbers(products, b, n)[t]);
+          const float made_grad = weight * (product - numbers(products, b, n)[t]);
+          const float change = changed_gradient(made_grad, score, b, n, t, s, arrays + 14);
           float* dq = numbers(query_sums, b, n) + (int64_t)t * HEAD_DIM;
           for (int i = 0; i < HEAD_DIM; ++i) dk[i] += change * wide(query[i]);
           for (int i = 0; i < HEAD_DIM; ++i) dq[i] += change * wide(key[i]);

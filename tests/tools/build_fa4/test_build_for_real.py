@@ -28,7 +28,9 @@ pytestmark = pytest.mark.skipif(
     reason="takes minutes; set ATTN_DISPATCH_TEST_BUILD_FA4 to a folder to build in",
 )
 
-_CHOSEN = [SETS["sm90_d64_bfloat16"], SETS["sm90_d192_128_float16"]]
+_PLAIN = [SETS["sm90_d64_bfloat16"], SETS["sm90_d192_128_float16"]]
+_MODS = ["attn_dispatch.mods:soft_cap(50)", "tests.support.score_mods:by_head_and_place"]
+_CHOSEN = [*_PLAIN, *command.with_mods(_PLAIN[:1], _MODS)[1:]]
 _NEEDED = r"(libc|libm|libdl|ld-linux-x86-64)\.so"
 _EM_CUDA = 190
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch_tools.build_fa4 import compiling, environment, linking, processes
+from attn_dispatch_tools.build_fa4 import compiling, environment, linking, processes, score_mods
 from attn_dispatch_tools.build_fa4.compiling import Compiled
 from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS
@@ -110,6 +110,8 @@ def test_the_folder_of_a_set_depends_on_whatever_decides_its_objects(tmp_path, m
     folders += [
         compiling.kept(tmp_path, D64, x).folder for x in HOSTS.values() if not x.is_this_machine
     ]
+    variant = score_mods.variant("attn_dispatch.mods:soft_cap(2)")
+    folders.append(compiling.kept(tmp_path, dataclasses.replace(D64, variant=variant)).folder)
     for i, script in enumerate(compiling.SCRIPTS):
         (other := tmp_path / script.name).write_text(script.read_text() + "# changed")
         scripts = (*compiling.SCRIPTS[:i], other, *compiling.SCRIPTS[i + 1 :])
@@ -121,6 +123,15 @@ def test_the_folder_of_a_set_depends_on_whatever_decides_its_objects(tmp_path, m
     assert len({*folders}) == len(folders)
     monkeypatch.undo()
     assert compiling.kept(tmp_path, D64).folder == folders[0]
+
+
+def test_the_folder_of_a_set_does_not_depend_on_what_a_mod_is_called(tmp_path):
+    variant = score_mods.variant("attn_dispatch.mods:soft_cap(2)")
+    folders = [
+        compiling.kept(tmp_path, dataclasses.replace(D64, variant=x)).folder
+        for x in (variant, dataclasses.replace(variant, name="another"))
+    ]
+    assert folders[0] == folders[1]
 
 
 def test_a_set_is_complete_with_all_objects_and_symbols(tmp_path):
