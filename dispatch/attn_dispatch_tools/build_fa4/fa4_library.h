@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file, or the arguments of a kernel, does. */
-#define ATTN_DISPATCH_FA4_INTERFACE 2
+#define ATTN_DISPATCH_FA4_INTERFACE 3
 
 /* The name of the function that the library exports, of type AttnFa4Get. */
 #define ATTN_DISPATCH_FA4_GET "attn_dispatch_fa4_library"
