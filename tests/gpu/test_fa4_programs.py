@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attn_dispatch import fa4
+from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import default_device
 from tests.support.flash_programs import assert_close, attend, gradients, packed
 from tests.support.gpu_programs import arrays, device_bytes_in_use, pool_bytes
@@ -94,7 +95,7 @@ def test_each_thread_gets_its_results():
 
 
 def test_an_exported_module_runs_in_a_process_that_registers(tmp_path):
-    targets = (fa4.FORWARD_TARGET, fa4.BACKWARD_TARGET)
+    targets = (fa4.FORWARD_TARGET, fa4.BACKWARD_TARGET, clear_rows.TARGET)
     checks = [jax.export.DisabledSafetyCheck.custom_call(x) for x in targets]
     operands = arrays(4)
     exported = jax.export.export(gradients(packed_by_fa4), disabled_checks=checks)(*operands)

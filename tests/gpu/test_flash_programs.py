@@ -108,9 +108,10 @@ def test_unusual_sizes_agree_with_xla(size, with_lengths):
 def test_two_implementations_run_forward_and_backward():
     q, k, _, _ = arrays(3, b=1, t=8192, n=8, k=8, h=192)
     v, out_grad = (x[..., :128] for x in (k, q))
-    explanation = attn_dispatch.explain(q, k, v, is_causal=True)
-    assert (explanation.chosen_forward, explanation.chosen_backward) == ("flash", "cudnn")
-    found = [gradients(lambda *x, y=y: attend(*x, y))(q, k, v, out_grad) for y in (None, "xla")]
+    both = ("flash", "cudnn")
+    explanation = attn_dispatch.explain(q, k, v, is_causal=True, implementation=both)
+    assert (explanation.chosen_forward, explanation.chosen_backward) == both
+    found = [gradients(lambda *x, y=y: attend(*x, y))(q, k, v, out_grad) for y in (both, "xla")]
     assert_close(*found)
 
 

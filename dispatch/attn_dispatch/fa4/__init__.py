@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
 from attn_dispatch.fa4 import compiled, interval_calls, passes, rules
@@ -112,7 +111,6 @@ def _tiles(spec: AttentionSpec, device: Device) -> PlanTiles:
 def _register(device: Device) -> None:
     if device.is_present:
         register()
-        clear_rows.register()
 
 
 def _device_reasons(device: Device) -> tuple[Reason, ...]:

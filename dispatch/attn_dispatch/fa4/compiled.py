@@ -11,7 +11,7 @@ from types import ModuleType
 
 import jax
 
-from attn_dispatch.devices import native_libraries
+from attn_dispatch.devices import clear_rows, native_libraries
 from attn_dispatch.fa4 import folder
 
 FORWARD_TARGET = "attn_dispatch_fa4_forward"
@@ -166,6 +166,7 @@ def register() -> None:
     if library.backend is None:
         raise RuntimeError(library.unusable_reason)
     register_handlers(library.backend, "CUDA")
+    clear_rows.register()
 
 
 def register_handlers(backend: ModuleType, platform: str) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -128,12 +129,12 @@ def _program(change: ScoreChange) -> tuple[ModProgram, Arrays]:
         x: jax.Array, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array, *given: jax.Array
     ) -> jax.Array:
         if change.soft_cap is not None:
-            x = _capped(x, change.soft_cap)
+            x = cast("jax.Array", _capped(x, change.soft_cap))
         if mod is not None:
             start, of_mod = given[0], given[1 : 1 + len(read)]
             # The call may be one device's part of a larger one.
             (x,) = evaluated(mod.jaxpr, x, b + start[0], n + start[1], t, s, *of_mod)
-            x = jnp.asarray(x, jnp.float32)
+            x = x.astype(jnp.float32)
         if change.has_slopes:
             x = x - given[-1][n] * jnp.abs(t - s)
         return x

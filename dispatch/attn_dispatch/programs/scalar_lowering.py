@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
 
 import jax
 import numpy as np
@@ -108,7 +109,7 @@ class _Lowering:
         kind = _kind_of(type_of(equation.outvars[0]).dtype, "convert_element_type")
         return value if kind == value.kind else None
 
-    def _slice(self, equation: JaxprEqn, params: Mapping[str, Sequence[int]]) -> Value | None:
+    def slice(self, equation: JaxprEqn, params: Mapping[str, Sequence[int]]) -> Value | None:
         starts, ends = params["start_indices"], params["limit_indices"]
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
         value = self._value(equation.invars[0])
@@ -116,20 +117,20 @@ class _Lowering:
             return value[starts[0] : ends[0]]
         return value.cut(starts, sizes) if isinstance(value, View) else value
 
-    def _dynamic_slice(
+    def dynamic_slice(
         self, equation: JaxprEqn, params: Mapping[str, Sequence[int]]
     ) -> Value | None:
         value = self._value(equation.invars[0])
         starts = [self._scalar(x) for x in equation.invars[1:]]
         return value.cut(starts, params["slice_sizes"]) if isinstance(value, View) else None
 
-    def _gather(self, equation: JaxprEqn, params: Mapping[str, object]) -> Value | None:
+    def gather(self, equation: JaxprEqn, params: Mapping[str, object]) -> Value | None:
         """The reading of one element, at a place for each axis."""
         value, places = (self._value(x) for x in equation.invars)
         if not isinstance(value, View) or type_of(equation.outvars[0]).shape:
             return None
         places = places if isinstance(places, tuple) else (self._scalar(equation.invars[1]),)
-        axes: Sequence[int] = params["dimension_numbers"].start_index_map  # pyright: ignore[reportAttributeAccessIssue]
+        axes = cast("_Dimensions", params["dimension_numbers"]).start_index_map
         if len(axes) != len(value.axes) or value.extents != type_of(equation.invars[0]).shape:
             return None
         starts = [places[axes.index(i)] for i in range(len(axes))]
@@ -154,7 +155,7 @@ class _Lowering:
                 element = scalar_operations.select(self._code, "f", inside, element, other)
         return element
 
-    def _shaped(self, equation: JaxprEqn, params: Mapping[str, object]) -> Value | None:
+    def shaped(self, equation: JaxprEqn, params: Mapping[str, object]) -> Value | None:
         """squeeze, reshape, broadcast_in_dim: the same elements in another shape."""
         value, shape = self._value(equation.invars[0]), type_of(equation.outvars[0]).shape
         if isinstance(value, View):
@@ -168,7 +169,7 @@ class _Lowering:
             return elements[0]
         return elements if shape == (len(elements),) else None
 
-    def _concatenate(self, equation: JaxprEqn, params: Mapping[str, object]) -> Value | None:
+    def concatenate(self, equation: JaxprEqn, params: Mapping[str, object]) -> Value | None:
         """Places along several axes, as gather takes them."""
         found: list[Scalar] = []
         for x in equation.invars:
@@ -177,14 +178,20 @@ class _Lowering:
         return tuple(found)
 
 
+class _Dimensions(Protocol):
+    """What is read of JAX's GatherDimensionNumbers."""
+
+    start_index_map: tuple[int, ...]
+
+
 _OF_ARRAYS = {
-    "slice": _Lowering._slice,
-    "dynamic_slice": _Lowering._dynamic_slice,
-    "gather": _Lowering._gather,
-    "squeeze": _Lowering._shaped,
-    "reshape": _Lowering._shaped,
-    "broadcast_in_dim": _Lowering._shaped,
-    "concatenate": _Lowering._concatenate,
+    "slice": _Lowering.slice,
+    "dynamic_slice": _Lowering.dynamic_slice,
+    "gather": _Lowering.gather,
+    "squeeze": _Lowering.shaped,
+    "reshape": _Lowering.shaped,
+    "broadcast_in_dim": _Lowering.shaped,
+    "concatenate": _Lowering.concatenate,
 }
 
 
