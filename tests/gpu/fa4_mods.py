@@ -130,7 +130,7 @@ def check_mask(
     tiles = interval_calls.backward_set(*which).backward_tiles
     backward = intervals.lists(seen, *tiles, by_keys=True)
     got = _run(inputs, rows, forward, backward, known.arrays, scale, kernels.variant)
-    seen = jnp.asarray(seen)
+    seen = jnp.asarray(seen)[:, None]
     plain = attention.computed(inputs, seen, scale, is_exact=False, mod=known.as_computed)
     exact = attention.computed(inputs, seen, scale, is_exact=True, mod=known.mod)
     rounded = attention.lost_by_rounding(inputs, got[0], exact[0])

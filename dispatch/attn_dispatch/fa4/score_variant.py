@@ -134,7 +134,7 @@ def _program(change: ScoreChange) -> tuple[ModProgram, Arrays]:
             start, of_mod = given[0], given[1 : 1 + len(read)]
             # The call may be one device's part of a larger one.
             (x,) = evaluated(mod.jaxpr, x, b + start[0], n + start[1], t, s, *of_mod)
-            x = x.astype(jnp.float32)
+            x = jnp.asarray(x, jnp.float32)
         if change.has_slopes:
             x = x - given[-1][n] * jnp.abs(t - s)
         return x
