@@ -38,7 +38,7 @@ and a table from such files.
 _EXAMPLES = (
     "attn-dispatch bench --out results",
     "attn-dispatch bench --grid dense --cells 'd128*' --peer ours --peer 'jax.nn*'",
-    "attn-dispatch bench --grid masks --peer 'ours*' --peer 'dense*' --peer 'torch: flex'",
+    "attn-dispatch bench --grid masks --peer 'ours*' --peer 'dense*'",
     "attn-dispatch bench --plot results/bench.json --out plots",
 )
 

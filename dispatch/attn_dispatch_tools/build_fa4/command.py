@@ -48,7 +48,7 @@ _EXAMPLES = (
     "attn-dispatch build-fa4",
     "attn-dispatch build-fa4 --set '*_d128_bfloat16' --out build",
     "attn-dispatch build-fa4 --arch sm90 --arch sm100",
-    "attn-dispatch build-fa4 --mod 'attn_dispatch.mods:soft_cap(50)' --mod my_model:score_mod",
+    "attn-dispatch build-fa4 --mod 'attn_dispatch.mods:soft_cap(50)'",
 )
 
 
