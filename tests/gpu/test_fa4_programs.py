@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 from typing import Any
 
@@ -17,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from attn_dispatch import fa4
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import default_device
-from tests.support.flash_programs import assert_close, attend, gradients, packed
+from tests.support.flash_programs import assert_close, attend, check_exported, gradients, packed
 from tests.support.gpu_programs import arrays, device_bytes_in_use, pool_bytes
 
 
@@ -96,21 +93,7 @@ def test_each_thread_gets_its_results():
 
 def test_an_exported_module_runs_in_a_process_that_registers(tmp_path):
     targets = (fa4.FORWARD_TARGET, fa4.BACKWARD_TARGET, clear_rows.TARGET)
-    checks = [jax.export.DisabledSafetyCheck.custom_call(x) for x in targets]
-    operands = arrays(4)
-    exported = jax.export.export(gradients(packed_by_fa4), disabled_checks=checks)(*operands)
-    (tmp_path / "module").write_bytes(exported.serialize())
-    expected = np.asarray(exported.call(*operands)[1], np.float32)
-    np.savez(tmp_path / "arrays", *[np.asarray(x, np.float32) for x in operands], expected)
-    code = f"""
-        import jax, jax.numpy as jnp, numpy as np, attn_dispatch
-        attn_dispatch.register_fa4_calls()
-        *given, expected = np.load({str(tmp_path / "arrays.npz")!r}).values()
-        module = jax.export.deserialize(open({str(tmp_path / "module")!r}, "rb").read())
-        found = module.call(*[jnp.asarray(x, jnp.bfloat16) for x in given])[1]
-        assert np.abs(np.asarray(found, np.float32) - expected).max() < 0.02
-    """
-    subprocess.run((sys.executable, "-c", textwrap.dedent(code)), check=True)
+    check_exported(packed_by_fa4, targets, "register_fa4_calls", tmp_path)
 
 
 def test_a_mesh_of_all_devices_agrees_with_one_device():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
 import jax
@@ -13,6 +14,7 @@ from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 from tests.support import bits
 from tests.support.interval_masks import lists
+from tests.support.mutants import fails, mutant
 
 GRIDS = (
     (300, 300, (128, 128)),
@@ -81,20 +83,5 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_lists_are_noticed(name: str):
-    assert bit_tiles.__file__ is not None
-    with open(bit_tiles.__file__) as file:
-        source = file.read()
-    text, wrong = MUTANTS[name]
-    assert source.count(text) >= 1
-    mutant = ModuleType(bit_tiles.__name__)
-    mutant.__file__ = bit_tiles.__file__
-    exec(compile(source.replace(text, wrong), name, "exec"), vars(mutant))
-
-    def fails(number: int) -> bool:
-        try:
-            check(mutant, number)
-        except AssertionError:
-            return True
-        return False
-
-    assert any(map(fails, range(len(GRIDS))))
+    wrong = mutant(bit_tiles, *MUTANTS[name])
+    assert any(fails(partial(check, wrong, number)) for number in range(len(GRIDS)))

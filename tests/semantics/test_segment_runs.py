@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ from attn_dispatch.semantics import segment_runs
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.row_ids import RowIds
 from tests.support.interval_calls import Draw
+from tests.support.mutants import fails, mutant
 from tests.support.option_parts import options_with
 
 BATCH, LARGEST = 2, 4
@@ -128,19 +130,5 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_runs_are_noticed(name):
-    assert segment_runs.__file__ is not None
-    with open(segment_runs.__file__) as file:
-        source = file.read()
-    text, wrong = MUTANTS[name]
-    assert source.count(text) == 1
-    mutant = ModuleType(segment_runs.__name__)
-    exec(compile(source.replace(text, wrong), name, "exec"), vars(mutant))
-
-    def fails(lengths: tuple[int, int], facts: dict[str, Any]) -> bool:
-        try:
-            check(mutant, lengths, facts, 40)
-        except AssertionError:
-            return True
-        return False
-
-    assert any(fails(lengths, facts) for lengths in LENGTHS for facts in FACTS)
+    wrong = mutant(segment_runs, *MUTANTS[name])
+    assert any(fails(partial(check, wrong, x, y, 40)) for x in LENGTHS for y in FACTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,7 @@ from attn_dispatch.semantics.interval_union import union
 from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 from tests.support.interval_calls import Draw, dense
+from tests.support.mutants import fails, mutant
 
 DRAWS = 30
 
@@ -153,29 +154,10 @@ MUTANTS = {
 """Wrong list builders: what is wrong, and the text that makes it so."""
 
 
-@lru_cache
-def source() -> str:
-    assert tile_lists.__file__ is not None
-    with open(tile_lists.__file__) as file:
-        return file.read()
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_lists_are_noticed(name):
-    text, wrong = MUTANTS[name]
-    assert source().count(text) == 1
-    mutant = ModuleType(tile_lists.__name__)
-    exec(compile(source().replace(text, wrong), name, "exec"), vars(mutant))
-    mutant.__file__ = tile_lists.__file__
-
-    def fails(grid: Lengths) -> bool:
-        try:
-            check(grid, mutant, 3)
-        except (AssertionError, TypeError, ValueError):
-            return True
-        return False
-
-    assert any(fails(grid) for grid in GRIDS)
+    wrong = mutant(tile_lists, *MUTANTS[name])
+    assert any(fails(partial(check, grid, wrong, 3)) for grid in GRIDS)
 
 
 def test_bytes_are_those_of_the_lists():

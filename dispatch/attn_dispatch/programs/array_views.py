@@ -22,7 +22,7 @@ class View:
     kind: str
     """f, i or p; the name of another dtype, which kernels do not read."""
     span: Span
-    """Of the array's integers."""
+    """The least and largest of the array's integers."""
     places: tuple[Scalar | None, ...]
     """The place along each axis; None where the view is whole."""
     axes: tuple[int, ...]

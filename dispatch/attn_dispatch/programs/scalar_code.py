@@ -35,9 +35,9 @@ class Register:
     kind: str
     """f, i or p."""
     span: Span = ANY
-    """Of an integer."""
+    """The least and largest value, if it is an integer."""
     of_score: bool = False
-    """Whether it depends on the score."""
+    """Whether the value depends on the score."""
 
 
 Scalar = Register | float | int | bool

@@ -36,7 +36,7 @@ def mask_data(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Arr
 
 
 def has_bits(mask: jax.Array) -> bool:
-    """Whether it is a mask of one bit a pair."""
+    """Whether a mask is one bit a pair, and not intervals."""
     return mask.dtype == jnp.uint32
 
 

@@ -31,7 +31,8 @@ class SegmentRuns:
     ids: RowIds
     """The same as `RowIds.of`."""
     starts: tuple[jax.Array, jax.Array]
-    """Of queries and of keys, int32 [B, M + 1]; unspecified where the id has none."""
+    """The first place of each id among queries and among keys, int32 [B, M + 1]; unspecified where
+    the id has none."""
     lengths: tuple[jax.Array, jax.Array]
     """0 for ids without places, and for invalid ones."""
 
