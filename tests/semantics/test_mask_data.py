@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import rules_of
 from attn_dispatch.semantics import mask_bits, mask_data
 from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes
@@ -15,6 +17,7 @@ from attn_dispatch.semantics.intervals import Intervals, is_certain
 from attn_dispatch.semantics.tile_lists import TileSizes
 from tests.support import bits
 from tests.support.interval_calls import BATCH, HEADS, MODS, Arrays, Draw, IntervalCall, dense
+from tests.support.option_parts import options_with
 
 BY_ROWS = (
     IntervalCall("plain", 9, 12, {"is_causal": True}),
@@ -101,6 +104,28 @@ def test_more_bits_than_the_limit_are_refused_with_a_remedy(call: IntervalCall, 
         for reason in found:
             assert f"{mask_bits.bits_bytes(spec):,} bytes" in str(reason)
             assert reason.remedy.startswith(remedy)
+
+
+def test_places_are_counted_in_32_bits():
+    def rules(length: int, **facts: int) -> list[str]:
+        spec = spec_of_ids(length, **facts)
+        return [x.rule for x in mask_data.not_supported_reasons(spec)]
+
+    most = 2**31 - 1025
+    assert rules(most, max_segments=8) == []
+    assert rules(most + 1, max_segments=8) == ["mask/length"]
+    assert rules(64, max_segments=most // 12 - 1) == []
+    assert rules(64, max_segments=most // 12) == ["mask/segments"]
+
+
+def spec_of_ids(length: int, **facts: int) -> AttentionSpec:
+    """Two batch rows with segment ids."""
+    rows = {
+        x: jax.ShapeDtypeStruct((2, length, 1, 8), jnp.bfloat16) for x in ("query", "key", "value")
+    }
+    ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
+    given = rows | {"query_segment_ids": ids, "key_value_segment_ids": ids}
+    return AttentionSpec.of(list(given.values()), options_with(given, **facts))
 
 
 def test_refused_calls_are_reasons(monkeypatch):

@@ -17,6 +17,7 @@ from attn_dispatch.semantics import mask_bits
 from attn_dispatch.semantics.bit_tiles import bit_lists
 from attn_dispatch.semantics.common_rules import EMPTY
 from attn_dispatch.semantics.intervals import Intervals, is_certain
+from attn_dispatch.semantics.segment_runs import table_size
 from attn_dispatch.semantics.tile_lists import (
     TileGrid,
     TileLists,
@@ -75,6 +76,9 @@ def _remedy(spec: AttentionSpec) -> str:
     return "compare s with numbers of the query in mask_mod, the same for all heads"
 
 
+_MAX_LENGTH = 2**31 - 1025
+"""Places are int32, also those of a tile that reaches past the end (cuda_backend/fa4/calls.cc)."""
+
 _SHAPES = (
     EMPTY,
     Rule[AttentionSpec](
@@ -87,6 +91,21 @@ _SHAPES = (
         lambda s: s.has_symbolic_length,
         "lengths that are symbols of jax.export: the number of rows has to be known",
         "export with known lengths",
+    ),
+    Rule[AttentionSpec](
+        "mask/length",
+        lambda s: not s.has_symbolic_length and max(s.seq_len_q, s.seq_len_kv) > _MAX_LENGTH,
+        f"up to {_MAX_LENGTH:,} queries and keys of a batch row, which are counted in 32 bits; got "
+        "{queries:,} and {keys:,}",
+        facts=lambda s: {"queries": s.seq_len_q, "keys": s.seq_len_kv},
+    ),
+    Rule[AttentionSpec](
+        "mask/segments",
+        lambda s: table_size(s) > _MAX_LENGTH,
+        f"batch rows times max_segments: {{numbers:,}} numbers of ids; at most {_MAX_LENGTH:,} are "
+        "counted",
+        "pass a smaller max_segments",
+        facts=lambda s: {"numbers": table_size(s)},
     ),
 )
 

@@ -54,6 +54,20 @@ class SegmentRuns:
         return SegmentRuns(ids, (queries.start, keys.start), (lengths_q, lengths_kv))
 
 
+def table_size(spec: AttentionSpec) -> int:
+    """The numbers that are counted for the ids of a call, of one batch row if their number is a
+    symbol; 0 without segment ids or max_segments."""
+    largest = spec.meaning.max_segments
+    if largest is None or not spec.has("query_segment_ids"):
+        return 0
+    batch = spec.batch if isinstance(spec.batch, int) else 1
+    return batch * _NUMBERS * (largest + 1)
+
+
+_NUMBERS = 6
+"""Three of an id's queries and three of its keys."""
+
+
 @dataclass(frozen=True)
 class _Runs:
     """The places of one side's ids, int32 [B, M + 1]; start = end where an id has none."""
@@ -88,17 +102,17 @@ def _largest_by_id(numbers: list[jax.Array], ids: RowIds, count: int) -> jax.Arr
     """int32 [B, 6, M + 1]: the largest of the six numbers of each id's places, at least 0; the
     first three belong to queries."""
     batch = ids.query.shape[0]
-    size = batch * len(numbers) * count
+    size = batch * _NUMBERS * count
     indices: list[jax.Array] = []
     for i, x in enumerate(numbers):
-        of_place = ids.query if i < len(numbers) // 2 else ids.key
+        of_place = ids.query if i < _NUMBERS // 2 else ids.key
         row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
-        index = (row * len(numbers) + i) * count + of_place
+        index = (row * _NUMBERS + i) * count + of_place
         # Few places count. mode="drop" ignores the others.
         indices.append(jnp.where((x > 0) & (of_place > 0), index, size))
     updates, at = (jnp.concatenate(x, axis=1).reshape(-1) for x in (numbers, indices))
     found = jnp.zeros(size, jnp.int32).at[at].max(updates, mode="drop")
-    return found.reshape(batch, len(numbers), count)
+    return found.reshape(batch, _NUMBERS, count)
 
 
 def _of_side(spec: AttentionSpec, side: str, found: jax.Array) -> _Runs:
