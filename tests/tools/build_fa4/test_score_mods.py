@@ -50,6 +50,7 @@ def model(tmp_path, monkeypatch):
     (tmp_path / "my_model.py").write_text(_MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("my_model", None)  # another test's
     yield tmp_path
     sys.modules.pop("my_model", None)
 
