@@ -22,6 +22,8 @@ from attn_dispatch_tools import cli
 from attn_dispatch_tools.bench import command as bench_command
 from attn_dispatch_tools.build_aiter import command as build_command
 from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.build_fa4 import command as compile_command
+from attn_dispatch_tools.build_fa4.errors import BuildError as CompileError
 from attn_dispatch_tools.commands import tune as tune_command
 from attn_dispatch_tools.pictures import command as mask_command
 from attn_dispatch_tools.verify import command as verify_command
@@ -172,6 +174,9 @@ def _without_work() -> Iterator[None]:
     def not_built(*_: object, **__: object) -> None:
         raise BuildError("there is no compiler")
 
+    def not_compiled(*_: object, **__: object) -> None:
+        raise CompileError("there is no compiler")
+
     with contextlib.ExitStack() as stack:
         for module, function, instead in (
             (verify_command, "run", started),
@@ -179,6 +184,7 @@ def _without_work() -> Iterator[None]:
             (tune_command, "_tune_script", started),
             (tune_command.contest, "tune", lambda *_: None),
             (build_command, "build", not_built),
+            (compile_command, "build", not_compiled),
             (plan_store, "plan", lambda *_: ("an engine", 0)),
         ):
             stack.enter_context(mock.patch.object(module, function, instead))

@@ -142,6 +142,9 @@ def build(
     started = time.monotonic()
     host = host or this_machine()
     host.compiler()  # its absence is an error before minutes of work
+    if library.exists() and not library.is_file():
+        # As root, a move onto /dev/null would replace the device.
+        raise BuildError(f"expected the name of a file, got {library}, a folder, pipe or device")
     cache = fa4_folder.cache()
     compiled = [kept(cache, x, host) for x in sets]
     if missing := [x for x in compiled if not x.is_complete]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import stat
 import subprocess
 import sys
 
@@ -212,3 +213,11 @@ def test_an_interrupted_build_says_that_it_can_be_continued(
         _run("--python", stand_in.path, "--out", tmp_path / "out", "--set", "sm90_d64_float16")
     assert stop.value.code == 130
     assert "the same command continues the build" in capsys.readouterr().err
+
+
+def test_a_device_is_not_replaced(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv(fa4_folder.VARIABLE, str(tmp_path / "pipe"))
+    with pytest.raises(SystemExit, match=r"expected the name of a file, got .*pipe"):
+        _run("--set", "*_d64_bfloat16")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
