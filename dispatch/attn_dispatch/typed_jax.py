@@ -26,8 +26,9 @@ def bind_one(primitive: Primitive, *operands: object, **params: object) -> jax.A
 
 
 def bind(primitive: Primitive, *operands: object, **params: object) -> list[jax.Array]:
-    """The results of a primitive that has several."""
-    return cast("list[jax.Array]", primitive.bind(*operands, **params))
+    """The results of a primitive that has several. A parameter of None is left out."""
+    given = {name: x for name, x in params.items() if x is not None}
+    return cast("list[jax.Array]", primitive.bind(*operands, **given))
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:

@@ -74,9 +74,9 @@ def recorded_calls() -> Generator[list[str]]:
     calls: list[str] = []
     compute = primitive._compute
 
-    def recorded(*operands: Any, options: Any, platform: str) -> Any:
+    def recorded(*operands: Any, options: Any, **others: Any) -> Any:
         calls.append(str(primitive.AttentionSpec.of(operands, options)))
-        return compute(*operands, options=options, platform=platform)
+        return compute(*operands, options=options, **others)
 
     with mock.patch.object(primitive, "_compute", recorded):
         yield calls

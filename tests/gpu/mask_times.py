@@ -20,9 +20,9 @@ import numpy as np
 from attn_dispatch import mods
 from attn_dispatch.call.options import mod_operands
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.mask_arrays import mask_arrays
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes, not_supported_reasons
+from attn_dispatch.semantics.mask_arrays import MaskArrays
 from attn_dispatch.semantics.tile_lists import TileSizes
 from attn_dispatch_tools.bench.device_time import busy_seconds
 from tests.support.option_parts import options_with
@@ -111,9 +111,11 @@ def calls() -> dict[str, tuple[AttentionSpec, Arrays]]:
 
 def measured(spec: AttentionSpec, arrays: Arrays, *, has_backward: bool) -> dict[str, Any]:
     def make(operands: dict[str, jax.Array]) -> Any:
-        found = mask_arrays(spec, operands, TILES, has_backward=has_backward)
-        backward = () if found.backward is None else found.backward.arrays
-        return found.mask, found.forward.arrays, backward
+        forward = MaskArrays.of(spec, operands, TILES.forward)
+        if not has_backward:
+            return forward.rows.arrays, forward.lists.arrays
+        backward = MaskArrays.of(spec.in_training(("query",))[1], operands, TILES.backward)
+        return forward.rows.arrays, forward.lists.arrays, backward.lists.arrays
 
     compiled = jax.jit(make)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}

@@ -12,15 +12,13 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.interval_plan import (
-    MaskPlan,
     PlanTiles,
     lists_bytes,
     not_supported_reasons,
 )
 from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec
 from attn_dispatch.semantics.tile_lists import TileSizes
-from tests.support import bits
-from tests.support.interval_calls import MODS, Draw, IntervalCall, dense
+from tests.support.interval_calls import MODS, Draw, IntervalCall
 from tests.support.option_parts import options_with, spec_with
 
 TILES = PlanTiles(TileSizes(128, 128), TileSizes(128, 64))
@@ -68,25 +66,6 @@ def test_reasons_of_masks_are_reasons_of_plans():
     call = IntervalCall("plain", 9, 12)
     spec = call.spec(call.draw(Draw(0)) | {"query": np.zeros((2, 0, 2, 1), np.float32)})
     assert [x.rule for x in not_supported_reasons(spec, TILES)] == ["empty"]
-
-
-@pytest.mark.parametrize("has_mask", [False, True])
-def test_plan_has_a_mask_and_lists_of_both_directions(has_mask: bool):
-    call = IntervalCall("segments", 12, 9, {"max_segments": 4, "is_causal": True})
-    arrays = call.draw(Draw(1))
-    if has_mask:
-        arrays["mask"] = np.random.default_rng(0).random((1, 1, 12, 9)) < 0.8
-    tiles = PlanTiles(TileSizes(4, 3), TileSizes(8, 3))
-    plan = MaskPlan.of(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()}, tiles)
-    mask = bits.dense(plan.mask, 9)[:, 0] if has_mask else dense(plan.mask, 9)
-    np.testing.assert_array_equal(plan.attends[:, 0], mask.any(axis=2))
-    by_tile = mask.reshape(2, 3, 4, 3, 3).any(axis=(2, 4)).sum(axis=2)
-    seen = plan.forward.partial_counts + plan.forward.full_counts
-    np.testing.assert_array_equal(seen[:, 0], by_tile)
-    padded = np.pad(mask, ((0, 0), (0, 4), (0, 0)))
-    by_tile = padded.reshape(2, 2, 8, 3, 3).any(axis=(2, 4)).sum(axis=1)
-    seen = plan.backward.partial_counts + plan.backward.full_counts
-    np.testing.assert_array_equal(seen[:, 0], by_tile)
 
 
 def test_calls_with_one_mask_have_one_spec_of_it():

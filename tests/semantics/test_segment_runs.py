@@ -120,7 +120,7 @@ MUTANTS = {
     "ids of keys alone": ("queries.is_misplaced | keys.is_misplaced", "keys.is_misplaced"),
     "invalid ids keep their places": ("jnp.where(misplaced, 0, x.end", "jnp.where(False, 0, x.end"),
     "invalid ids are no padding": ("jnp.where(is_out, 0, given.query)", "given.query"),
-    "rows of one batch row": ("(row * _NUMBERS + i)", "i"),
+    "numbers of one kind": ("i * count + of_place", "of_place"),
     "rows not invalid": ("invalid if of_row is None else invalid | of_row", "invalid"),
     "misplaced ids not invalid": ("given.invalid | is_out", "given.invalid"),
     "ids without places": ("jnp.where(is_there, end, start)", "end"),

@@ -104,6 +104,26 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     return bodies, entry
 
 
+def in_loops(text: str) -> tuple[list[str], list[str]]:
+    """The instructions of a module of optimized HLO that run inside of loops, and all others."""
+    bodies, entry = _computations(text)
+    found: dict[str, bool] = {}
+
+    def visit(name: str, is_inside: bool) -> None:
+        if found.get(name, False) or found.get(name) == is_inside:
+            return
+        found[name] = is_inside
+        for line in bodies[name]:
+            for called, _ in _called(line):
+                visit(called, is_inside or " while(" in line)
+
+    visit(entry, False)
+    inside, outside = list[str](), list[str]()
+    for name, is_inside in found.items():
+        (inside if is_inside else outside).extend(bodies[name])
+    return inside, outside
+
+
 _CALLED = re.compile(r"\b(?:to_apply|calls|body|branch_computations)=(\{[^}]*\}|%?[\w.-]+)")
 _ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 

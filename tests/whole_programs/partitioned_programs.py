@@ -68,9 +68,9 @@ def partitioned(function: Any, *args: Any) -> list[str]:
     specs: set[str] = set()
     compute = primitive._compute
 
-    def recorded(*operands: Any, options: Any, platform: str) -> Any:
+    def recorded(*operands: Any, options: Any, **others: Any) -> Any:
         specs.add(str(primitive.AttentionSpec.of(operands, options)))
-        return compute(*operands, options=options, platform=platform)
+        return compute(*operands, options=options, **others)
 
     primitive._compute = recorded
     jax.jit(function).lower(*args).compile()

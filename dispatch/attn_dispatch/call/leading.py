@@ -95,10 +95,29 @@ class LeadingCall:
             for name, x in zip(self.options.wanted.gradients, results, strict=True)
         ]
 
+    def fold_shared(self, x: jax.Array) -> jax.Array:
+        """An array that is no operand, with one batch axis. It may be shared along any dims."""
+        count = len(self.dims)
+        if count == 1:
+            return x
+        is_shared = all(size == 1 for size in x.shape[:count])
+        dims = (1,) * count if is_shared else self.dims
+        return jnp.broadcast_to(x, (*dims, *x.shape[count:])).reshape(-1, *x.shape[count:])
+
+    def unfold_shared(self, x: jax.Array) -> jax.Array:
+        """An array [1|B, …] that is no operand, with the leading dims."""
+        is_whole = x.shape[0] == math.prod(self.dims)
+        return x.reshape(*(self.dims if is_whole else (1,) * len(self.dims)), *x.shape[1:])
+
     def results_by(self, bind: Bind, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """The results of the call on one device, in the order of `spec.result_names`."""
-        by_name = dict(zip(self.options.operands, operands, strict=True))
-        return tuple(self.unfold(bind(self.options)(*self.fold(by_name).values())))
+        """The results of the call on one device, in the order of `spec.result_names`.
+
+        Arrays that follow the operands (core/mask_arrays.py) are folded with them.
+        """
+        count = len(self.options.operands)
+        by_name = dict(zip(self.options.operands, operands[:count], strict=True))
+        further = map(self.fold_shared, operands[count:])
+        return tuple(self.unfold(bind(self.options)(*self.fold(by_name).values(), *further)))
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -24,7 +24,8 @@ def batch_call(
 
     Args:
       bind: the function of operands that computes the call with these options.
-      operands: the arrays, in the order of options.operands.
+      operands: the arrays, in the order of options.operands, and those that follow them
+        (mask_arrays.py).
       dims: the mapped axis of each; None for an operand that is not mapped.
       options: the call's options.
     """
@@ -48,7 +49,12 @@ def batch_call(
         # Not shareable, or each mapped call has a gradient of it.
         return front.repeated(x)
 
-    results = bind(*map(in_front, options.operands, operands, dims))
+    count = len(options.operands)
+    further = (
+        x[None] if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(operands[count:], dims[count:], strict=True)
+    )
+    results = bind(*map(in_front, options.operands, operands, dims), *further)
     return results, [0] * len(results)
 
 

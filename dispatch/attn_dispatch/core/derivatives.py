@@ -32,6 +32,8 @@ from attn_dispatch.core.formulas import (
     tangents_of_results,
 )
 from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
+from attn_dispatch.core.mask_arrays import backward_arrays
+from attn_dispatch.semantics.interval_plan import PlanTiles
 from attn_dispatch.typed_jax import bind, named
 
 SAVED_NAME = "context"
@@ -67,8 +69,11 @@ def _forward_jvp(
     tangents: Arrays,
     *,
     options: AttentionOptions,
+    tiles: PlanTiles | None = None,
 ) -> tuple[Arrays, Tangents]:
     """attn_fwd, which returns its lse, and attn_jvp of the tangents not known to be 0."""
+    count = len(options.operands)
+    operands, further = operands[:count], operands[count:]
     if "page_table" in options.operands and not all(map(_is_zero, tangents)):
         raise NotImplementedError(
             "paged_attention has no gradients: it is for serving. For gradients, call "
@@ -77,18 +82,22 @@ def _forward_jvp(
         )
     along = {
         name: tangent
-        for name, tangent in zip(options.operands, tangents, strict=True)
+        for name, tangent in zip(options.operands, tangents[:count], strict=True)
         if name in options.differentiable and not _is_zero(tangent)
     }
     if not along:
-        results = bind(primitive, *operands, options=options)
+        results = bind(primitive, *operands, *further, options=options, tiles=tiles)
         return results, [_no_tangent(x) for x in results]
     wanted = tuple(along)
     forward, _ = both_options(options, wanted, has_lse_grad=options.wanted.needs_lse)
-    results = bind(primitive, *operands, options=forward)
+    results = bind(primitive, *operands, *further, options=forward, tiles=tiles)
     out, lse, *others = results
     out, lse = named(out, SAVED_NAME), named(lse, SAVED_NAME)
-    moved = bind(attn_jvp_p, *operands, out, lse, *along.values(), options=options, wanted=wanted)
+    if tiles is not None:
+        # Made here, they do not depend on the backward pass, and JAX keeps them for all layers.
+        further = backward_arrays(options, operands, further, tiles)
+    known = (*operands, out, lse, *further)
+    moved = bind(attn_jvp_p, *known, *along.values(), options=options, wanted=wanted, tiles=tiles)
     out_tangent, lse_tangent = moved
     # row_max and keep have no gradient.
     no_tangents = [_no_tangent(x) for x in others]
@@ -103,10 +112,13 @@ def _transpose(
     *arrays: jax.Array,
     options: AttentionOptions,
     wanted: tuple[str, ...],
+    tiles: PlanTiles | None = None,
 ) -> list[jax.Array | None]:
     """attn_bwd: the gradients of the operands whose tangents attn_jvp takes."""
     known, tangents = arrays[: -len(wanted)], arrays[-len(wanted) :]
-    *_, out, lse = known
+    count = len(options.operands) + 2
+    residuals, further = known[:count], known[count:]
+    *_, out, lse = residuals
     out_grad, lse_grad = cotangents
     lse_grads = [lse_grad] if options.wanted.needs_lse else []
     if options.meaning.dropout_rate:
@@ -117,7 +129,9 @@ def _transpose(
         lse_grads = [g for g in lse_grads if not _is_zero(g)]
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
     _, options = both_options(options, wanted, has_lse_grad=bool(lse_grads))
-    gradients = bind(backward, *known, out_grad, *lse_grads, options=options)
+    gradients = bind(
+        backward, *residuals, out_grad, *lse_grads, *further, options=options, tiles=tiles
+    )
     return [None for _ in known] + [
         gradient if ad.is_undefined_primal(tangent) else None
         for gradient, tangent in zip(gradients, tangents, strict=True)
@@ -128,10 +142,13 @@ def _forward_transpose(
     forward: Primitive,
     backward: Primitive,
     cotangents: Arrays,
-    *operands: jax.Array,
+    *arrays: jax.Array,
     options: AttentionOptions,
+    tiles: PlanTiles | None = None,
 ) -> list[jax.Array | None]:
     """The transpose of attn_fwd, which is linear only in value: value's gradient, for any value."""
+    del tiles  # without the arrays that follow the operands, both calls make their own
+    operands = arrays[: len(options.operands)]
     unknown = [
         name
         for name, x in zip(options.operands, operands, strict=True)
@@ -144,7 +161,7 @@ def _forward_transpose(
         )
     out_grad, *_ = cotangents
     if _is_zero(out_grad):
-        return [None for _ in operands]
+        return [None for _ in arrays]
     known = [
         jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in operands
     ]
@@ -152,7 +169,8 @@ def _forward_transpose(
     results = bind(forward, *known, options=first)
     out, lse, *_ = results
     gradients = bind(backward, *known, out, lse, out_grad, options=second)
-    return [gradients[0] if name == "value" else None for name in options.operands]
+    found = [gradients[0] if name == "value" else None for name in options.operands]
+    return found + [None for _ in arrays[len(operands) :]]
 
 
 def _backward_jvp(
@@ -161,12 +179,14 @@ def _backward_jvp(
     tangents: Arrays,
     *,
     options: AttentionOptions,
+    tiles: PlanTiles | None = None,
 ) -> tuple[Arrays, Tangents]:
     """attn_bwd, and by formulas the derivative of what it computes.
 
     out and lse are functions of the other operands, so their tangents are not needed.
     """
-    gradients = bind(primitive, *operands, options=options)
+    gradients = bind(primitive, *operands, options=options, tiles=tiles)
+    operands = operands[: len(options.operands)]
     inputs = [i for i, name in enumerate(options.operands) if name not in ("out", "lse")]
     moving = [i for i in inputs if not _is_zero(tangents[i])]
     if not moving:
@@ -184,9 +204,10 @@ def _second_jvp(
     *,
     options: AttentionOptions,
     wanted: tuple[str, ...],
+    tiles: PlanTiles | None = None,
 ) -> tuple[Arrays, Arrays]:
     """attn_jvp, and by formulas the derivative of what it computes."""
-    results = bind(attn_jvp_p, *primals, options=options, wanted=wanted)
+    results = bind(attn_jvp_p, *primals, options=options, wanted=wanted, tiles=tiles)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
 
     function = partial(tangents_of_results, options=options, wanted=wanted, derivative=SECOND_ORDER)
@@ -207,7 +228,9 @@ def _batch_jvp(
     *,
     options: AttentionOptions,
     wanted: tuple[str, ...],
+    tiles: PlanTiles | None = None,
 ) -> tuple[Arrays, list[int]]:
+    del tiles
     # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
     # does not depend on them is computed once.
     function = partial(tangents_of_results, options=options, wanted=wanted, derivative=FORWARD_MODE)
@@ -218,22 +241,31 @@ def _batch_jvp(
 
 
 def _lower_jvp(
-    ctx: Context, *arrays: object, options: AttentionOptions, wanted: tuple[str, ...]
+    ctx: Context,
+    *arrays: object,
+    options: AttentionOptions,
+    wanted: tuple[str, ...],
+    tiles: PlanTiles | None = None,
 ) -> MlirValues:
+    del tiles
     function = partial(tangents_of_results, options=options, wanted=wanted, derivative=FORWARD_MODE)
     return jax_compat.lower_as(function, ctx, arrays)
 
 
 def _make_jvp_primitive() -> Primitive:
-    """The primitive attn_jvp, from operands, out, lse and the tangents of the operands `wanted`."""
+    """The primitive attn_jvp, from operands, out, lse, what follows the operands of attn_bwd
+    (mask_arrays.py), and the tangents of the operands `wanted`."""
     primitive = Primitive("attn_jvp")
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)
 
     def types(
-        *avals: ShapedArray, options: AttentionOptions, wanted: tuple[str, ...]
+        *avals: ShapedArray,
+        options: AttentionOptions,
+        wanted: tuple[str, ...],
+        tiles: PlanTiles | None = None,
     ) -> tuple[ShapedArray, ...]:
-        del wanted
+        del wanted, tiles
         n = len(options.operands)
         return avals[n : n + 2]
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, Primitive, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
 
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.jax_compat import Context, MlirValues, batching, mlir
-from attn_dispatch.typed_jax import bind
+from attn_dispatch.typed_jax import bind, evaluated
 
 Maker = Callable[..., Sequence[jax.Array]]
 """A hashable function of arrays. Two that are equal make the same arrays."""
@@ -46,17 +46,17 @@ class _Mapped:
 
 
 @lru_cache(maxsize=1024)
-def _result_types(maker: Maker, types: tuple[ShapedArray, ...]) -> tuple[ShapedArray, ...]:
-    made = jax.make_jaxpr(maker)(*types)
-    return tuple(x for x in made.out_avals if isinstance(x, ShapedArray))
+def _traced(maker: Maker, types: tuple[ShapedArray, ...]) -> ClosedJaxpr:
+    return jax.make_jaxpr(maker)(*types)
 
 
 def _types(*types: ShapedArray, maker: Maker) -> list[ShapedArray]:
-    return list(_result_types(maker, types))
+    return [x for x in _traced(maker, types).out_avals if isinstance(x, ShapedArray)]
 
 
 def _lower(context: Context, *operands: object, maker: Maker) -> MlirValues:
-    return jax_compat.lower_typed_as(lambda *arrays: list(maker(*arrays)), context, operands)
+    body = _traced(maker, jax_compat.types_of(context))
+    return jax_compat.lower_typed_as(partial(evaluated, body), context, operands)
 
 
 def _batch(

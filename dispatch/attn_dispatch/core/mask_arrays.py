@@ -1,74 +1,116 @@
-"""A call's mask as data and its lists of tiles, made once for all layers."""
+"""The arrays of a call's mask, bound beside its operands, so that all layers share them.
+
+A mask's arrays are made at each call's place, by a primitive whose results JAX keeps
+(made_once.py). They follow the operands of attn_fwd and attn_bwd, and are no operands: neither the
+options nor the spec of a call know of them, and what does not need them ignores them. Then the
+primitive has the parameter `tiles`, which says in which tiles the lists of both directions are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import jax
 
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.made_once import made_once
-from attn_dispatch.semantics.interval_plan import PlanTiles, plan_grids
-from attn_dispatch.semantics.mask_data import mask_data, mask_lists
+from attn_dispatch.devices.device import Device
+from attn_dispatch.semantics.interval_plan import PlanTiles, grid_of
+from attn_dispatch.semantics.mask_arrays import MaskArrays, MaskRows
+from attn_dispatch.semantics.mask_data import mask_lists
 from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec
-from attn_dispatch.semantics.tile_lists import TileGrid, TileLists
+from attn_dispatch.semantics.tile_lists import TileGrid, TileLists, TileSizes
+
+_LISTS = 4
+"""The number of arrays of lists."""
 
 
-@dataclass(frozen=True)
-class MaskArrays:
-    """What a kernel reads of a mask. A call of one direction uses the lists of that direction."""
+@runtime_checkable
+class TakesMask(Protocol):
+    """An implementation whose kernels take a mask as arrays."""
 
-    mask: jax.Array
-    """Intervals or bits, as in mask_data.py."""
-    forward: TileLists
-    backward: TileLists | None
+    def mask_tiles(self, spec: AttentionSpec, device: Device) -> TileSizes | None:
+        """The tiles in which they take the call's mask; None if they do not run the call."""
+        ...
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        device: Device,
+        operands: Mapping[str, jax.Array],
+        mask: MaskArrays | None = None,
+    ) -> tuple[jax.Array, ...]:
+        """As of `Implementation`, with the arrays of the mask if they are there."""
+        ...
+
+    def backward(
+        self,
+        spec: AttentionSpec,
+        device: Device,
+        operands: Mapping[str, jax.Array],
+        mask: MaskArrays | None = None,
+    ) -> tuple[jax.Array, ...]: ...
 
 
-def mask_arrays(
-    spec: AttentionSpec,
-    operands: Mapping[str, jax.Array],
+def forward_arrays(
+    options: AttentionOptions, operands: Sequence[jax.Array], tiles: PlanTiles
+) -> tuple[jax.Array, ...]:
+    """The arrays that follow the operands of a forward call."""
+    call = LeadingCall.of(operands, options)
+    names, given = mask_operands(call.spec), dict(zip(options.operands, operands, strict=True))
+    folded = call.fold({name: given[name] for name in names})
+    rows = made_once(_Rows(mask_spec(call.spec), names), *folded.values())
+    lists = made_once(_Lists(grid_of(call.spec, tiles.forward), is_backward=False), rows[0])
+    return tuple(map(call.unfold_shared, (*rows, *lists)))
+
+
+def backward_arrays(
+    options: AttentionOptions,
+    operands: Sequence[jax.Array],
+    arrays: Sequence[jax.Array],
     tiles: PlanTiles,
-    *,
-    has_backward: bool,
-) -> MaskArrays:
-    """The arrays of a call for which `interval_plan.not_supported_reasons` is empty.
+) -> tuple[jax.Array, ...]:
+    """The arrays that follow the operands of the backward call.
 
     Args:
-      spec: the call of either direction.
-      operands: its arrays; those of `mask_operands` are enough.
-      tiles: the tiles of the kernels of both directions.
-      has_backward: whether the backward pass will be computed.
+      options: those of the forward call.
+      operands: those of the forward call.
+      arrays: those that follow them.
+      tiles: the tiles of both directions.
     """
-    names = mask_operands(spec)
-    arrays = [operands[name] for name in names]
-    # A primitive for each, so that JAX drops those that nothing reads.
-    (mask,) = made_once(_Mask(mask_spec(spec), names), *arrays)
-    forward, backward = plan_grids(spec, tiles)
-    return MaskArrays(
-        mask,
-        TileLists(*made_once(_Lists(forward, is_backward=False), mask)),
-        TileLists(*made_once(_Lists(backward, is_backward=True), mask)) if has_backward else None,
-    )
+    call = LeadingCall.of(operands, options)
+    rows, lists = arrays[:-_LISTS], _Lists(grid_of(call.spec, tiles.backward), is_backward=True)
+    made = made_once(lists, call.fold_shared(rows[0]))
+    return (*rows, *map(call.unfold_shared, made))
+
+
+def mask_of(spec: AttentionSpec, arrays: Sequence[jax.Array], tiles: PlanTiles) -> MaskArrays:
+    """The mask of a call with one batch axis, from the arrays that follow its operands."""
+    rows, lists = MaskRows.from_arrays(spec, arrays[:-_LISTS]), TileLists(*arrays[-_LISTS:])
+    return MaskArrays(rows, lists, tiles.backward if spec.is_backward else tiles.forward)
 
 
 @dataclass(frozen=True)
-class _Mask:
-    """Makes the intervals or bits of a call's mask."""
+class _Rows:
+    """Makes the arrays of a call's `MaskRows` that are there."""
 
     spec: AttentionSpec
     names: tuple[str, ...]
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return [mask_data(self.spec, dict(zip(self.names, arrays, strict=True)))]
+        return MaskRows.of(self.spec, dict(zip(self.names, arrays, strict=True))).arrays
 
 
 @dataclass(frozen=True)
 class _Lists:
-    """Makes the lists of one direction from a mask."""
+    """Makes the lists of one direction from rows."""
 
     grid: TileGrid
     is_backward: bool
 
-    def __call__(self, mask: jax.Array) -> tuple[jax.Array, ...]:
-        return mask_lists(mask, self.grid, is_backward=self.is_backward).arrays
+    def __call__(self, rows: jax.Array) -> tuple[jax.Array, ...]:
+        return mask_lists(rows, self.grid, is_backward=self.is_backward).arrays

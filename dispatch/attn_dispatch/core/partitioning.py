@@ -25,6 +25,7 @@ from attn_dispatch.core.sharding_warnings import SplitCall, warn_of_costs
 from attn_dispatch.core.shards import (
     WITH_ROWS,
     Shards,
+    further_layouts,
     key_operand,
     layouts,
     numbered_axes,
@@ -44,6 +45,8 @@ def partitioned(
 ) -> tuple[jax.Array, ...]:
     """The results of the call; if operands are sharded, each device computes its shard.
 
+    Arrays that follow the operands (mask_arrays.py) are split along leading dims with them.
+
     A call without scores is not split. `is_in_group`: the call is inside a shard_map over other
     axes (partly_manual.py).
     """
@@ -54,21 +57,29 @@ def partitioned(
     # object holds it, whose address jax_remove_custom_partitioning_ptr_from_cache_key ignores.
     with set_xla_metadata(attn_dispatch=f"{call!r} {surroundings!r}"):
         more = numbers(call) if is_in_group else []
-        return _partitioner(bind, call, surroundings, is_in_group)(*operands, *more)
+        further = tuple(x.shape for x in operands[len(call.operands) :])
+        return _partitioner(bind, call, further, surroundings, is_in_group)(*operands, *more)
 
 
 @lru_cache(maxsize=4096)
 def _partitioner(
-    bind: Bind, call: LeadingCall, surroundings: settings.Settings, is_in_group: bool
+    bind: Bind,
+    call: LeadingCall,
+    further: tuple[tuple[int, ...], ...],
+    surroundings: settings.Settings,
+    is_in_group: bool,
 ) -> Callable[..., tuple[jax.Array, ...]]:
+    """The function of the operands, of arrays of the shapes `further`, and of a group's numbers."""
     inputs, outputs = layouts(call)
+    own = len(inputs)
+    inputs += further_layouts(call, further)
     count = len(inputs)
     if is_in_group:
         inputs += tuple(numbered_axes(call))
 
     def shards_of(mesh: Mesh, args: _Args) -> tuple[Mesh, Shards, tuple[str, ...]]:
         mesh = group_of(mesh) if is_in_group else mesh
-        by_name = dict(zip(call.options.operands, args[:count], strict=True))
+        by_name = dict(zip(call.options.operands, args[:own], strict=True))
         given = {
             x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", key_operand(call))
         }
@@ -84,7 +95,7 @@ def _partitioner(
 
     def partition(mesh: Mesh, args: _Args, results: object) -> _Partition:
         mesh, shards, left_out = shards_of(mesh, args)
-        by_name = zip(call.options.operands, args[:count], strict=True)
+        by_name = zip(call.options.operands, args[:own], strict=True)
         before = {
             name: spec_on(mesh, x.sharding, len(x.shape))
             for name, x in by_name

@@ -33,12 +33,15 @@ from attn_dispatch.core.explicit_axes import explicit_lowering
 from attn_dispatch.core.formulas import by_formula_p
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, MlirValues, batching, mlir
+from attn_dispatch.core.mask_arrays import forward_arrays, mask_of
+from attn_dispatch.core.mask_binding import tiles_to_bind
 from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.partly_manual import other_axes
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for, targets_to_check
+from attn_dispatch.semantics.interval_plan import PlanTiles
 from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.typed_jax import bind
 
@@ -46,8 +49,12 @@ from attn_dispatch.typed_jax import bind
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """out and the other results that the options name (operands.py). out and lse are
     differentiable."""
-    alike = _vary_alike(operands)
-    return tuple(bind(attn_fwd_p, *alike, options=chosen_as_in_training(options)))
+    options, operands = chosen_as_in_training(options), _vary_alike(operands)
+    tiles = tiles_to_bind(options, operands) if select.some_take_masks() else None
+    if tiles is None:
+        return tuple(bind(attn_fwd_p, *operands, options=options))
+    arrays = forward_arrays(options, operands, tiles)
+    return tuple(bind(attn_fwd_p, *operands, *arrays, options=options, tiles=tiles))
 
 
 def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -64,7 +71,11 @@ def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     )
 
 
-def _types(*avals: ShapedArray, options: AttentionOptions) -> list[ShapedArray]:
+def _types(
+    *avals: ShapedArray, options: AttentionOptions, tiles: PlanTiles | None = None
+) -> list[ShapedArray]:
+    del tiles
+    avals = avals[: len(options.operands)]
     call = LeadingCall.of(avals, options)
     # `_vary_alike` has made the operands agree on the varying axes of a surrounding shard_map.
     return [
@@ -74,10 +85,13 @@ def _types(*avals: ShapedArray, options: AttentionOptions) -> list[ShapedArray]:
 
 
 def _types_of_shard(
-    *avals: ShapedArray, options: AttentionOptions, surroundings: settings.Settings
+    *avals: ShapedArray,
+    options: AttentionOptions,
+    surroundings: settings.Settings,
+    tiles: PlanTiles | None = None,
 ) -> list[ShapedArray]:
     del surroundings
-    return _types(*avals, options=options)
+    return _types(*avals, options=options, tiles=tiles)
 
 
 def _result_shardings(spec: AttentionSpec, avals: Sequence[ShapedArray]) -> list[NamedSharding]:
@@ -98,9 +112,11 @@ def _result_shardings(spec: AttentionSpec, avals: Sequence[ShapedArray]) -> list
 
 
 def _compute(
-    *operands: jax.Array, options: AttentionOptions, platform: str
+    *arrays: jax.Array, options: AttentionOptions, platform: str, tiles: PlanTiles | None
 ) -> tuple[jax.Array, ...]:
     """The call as the chosen implementation computes it on this platform."""
+    count = len(options.operands)
+    operands, further = arrays[:count], arrays[count:]
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
     for target in targets_to_check(platform):
@@ -108,10 +124,12 @@ def _compute(
     if spec.wanted.differentiated:
         background_planning.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
+    mask = None if tiles is None else mask_of(spec, further, tiles)
     if spec.is_backward:
-        named = without_nan_lse(spec, named)
+        known = None if mask is None else mask.rows.invalid
+        named = without_nan_lse(spec, named, known=known)
     choice = _chosen(spec, device)
-    results = choice.compute(device, named)
+    results = choice.compute(device, named, mask)
     is_kernel = choice.implementation.PLATFORM is not None
     if not (is_kernel and spec.wanted.needs_lse) or spec.is_backward:
         return results
@@ -147,6 +165,7 @@ def _lower(
     *operands: object,
     options: AttentionOptions,
     surroundings: settings.Settings,
+    tiles: PlanTiles | None = None,
     platform: str | None = None,
 ) -> MlirValues:
     # The default rule serves every platform without a rule; ctx knows which it is.
@@ -154,38 +173,55 @@ def _lower(
     surroundings = replace(surroundings, is_exporting=jax_compat.is_export(ctx))
     with settings.restored(surroundings):
         if surroundings.tuning_seconds is not None:
-            contest.tune(AttentionSpec.of(jax_compat.types_of(ctx), options), device_for(platform))
-        compute = partial(_compute, options=options, platform=platform)
+            types = jax_compat.types_of(ctx)[: len(options.operands)]
+            contest.tune(AttentionSpec.of(types, options), device_for(platform))
+        compute = partial(_compute, options=options, platform=platform, tiles=tiles)
         return jax_compat.lower_as(compute, ctx, operands)
 
 
 def _batch(
-    primitive: Primitive, operands: Sequence[jax.Array], dims: Dims, *, options: AttentionOptions
+    primitive: Primitive,
+    operands: Sequence[jax.Array],
+    dims: Dims,
+    *,
+    options: AttentionOptions,
+    tiles: PlanTiles | None = None,
 ) -> tuple[list[jax.Array], list[int]]:
-    return batch_call(_bind(primitive, options), operands, dims, options)
+    return batch_call(_bind(primitive, options, tiles), operands, dims, options)
 
 
 @lru_cache(maxsize=4096)
-def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
-    return partial(bind, primitive, options=options)
+def _bind(
+    primitive: Primitive, options: AttentionOptions, tiles: PlanTiles | None
+) -> Callable[..., list[jax.Array]]:
+    return partial(bind, primitive, options=options, tiles=tiles)
 
 
 @lru_cache(maxsize=4096)
-def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
-    def bind_shard(*operands: jax.Array) -> list[jax.Array]:
-        # XLA may lower the shard after a `with` block of settings has ended.
-        return cast(
-            "list[jax.Array]",
-            primitive.bind(*operands, options=options, surroundings=settings.current()),
-        )
+def _shard(primitive: Primitive, tiles: PlanTiles | None) -> Bind:
+    """The calls of one device, with arrays of masks in these tiles."""
 
-    return bind_shard
+    @lru_cache(maxsize=4096)
+    def bind_options(options: AttentionOptions) -> Callable[..., list[jax.Array]]:
+        def bind_shard(*operands: jax.Array) -> list[jax.Array]:
+            # XLA may lower the shard after a `with` block of settings has ended.
+            now = settings.current()
+            return bind(primitive, *operands, options=options, surroundings=now, tiles=tiles)
+
+        return bind_shard
+
+    return bind_options
 
 
 def _lower_partitioned(
-    ctx: Context, *operands: object, bind: Bind, options: AttentionOptions
+    ctx: Context,
+    *operands: object,
+    shard: Primitive,
+    options: AttentionOptions,
+    tiles: PlanTiles | None = None,
 ) -> MlirValues:
-    whole = LeadingCall.of(jax_compat.types_of(ctx), options)
+    bind = _shard(shard, tiles)
+    whole = LeadingCall.of(jax_compat.types_of(ctx)[: len(options.operands)], options)
     mesh = jax_compat.types_of(ctx)[0].sharding.mesh
     kinds = set(mesh.axis_types)
     # Types say how a call is split, unless there are both Auto and Explicit axes. Then the
@@ -247,7 +283,7 @@ def _make_primitive(name: str) -> Primitive:
     jax_compat.run_eagerly(primitive)
     primitive.def_abstract_eval(_types)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
-    mlir.register_lowering(primitive, partial(_lower_partitioned, bind=partial(_bind_shard, shard)))
+    mlir.register_lowering(primitive, partial(_lower_partitioned, shard=shard))
     return primitive
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import cast
 
 import jax
 
@@ -19,6 +20,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import fallback
 from attn_dispatch.core.eligibility import mask_chain, reasons_and_chain, reasons_as_it_is
 from attn_dispatch.core.faster_extras import faster_first
+from attn_dispatch.core.mask_arrays import TakesMask
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
 from attn_dispatch.core.tuning import winners
@@ -28,6 +30,8 @@ from attn_dispatch.devices.from_packages import installed
 from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.reason import Reason
+from attn_dispatch.semantics.mask_arrays import MaskArrays
+from attn_dispatch.semantics.tile_lists import TileSizes
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, fa4, aiter, xla)
 """The order in which they are asked without measurements; the last one runs everywhere."""
@@ -63,8 +67,17 @@ class Choice:
     def NAME(self) -> str:
         return self.implementation.NAME
 
-    def compute(self, device: Device, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
-        """The results of the call, in order."""
+    def compute(
+        self,
+        device: Device,
+        operands: Mapping[str, jax.Array],
+        mask: MaskArrays | None = None,
+    ) -> tuple[jax.Array, ...]:
+        """The results of the call, in order.
+
+        `mask` are the arrays of its mask, if they were made before. After a rewrite the call has
+        another mask, or is not whole, and no use of them.
+        """
         if self.mask_source is not None:
             spec = self.mask_source.chain.first
             keep = self.mask_source.compute(device, for_(spec, operands))[-1]
@@ -76,8 +89,14 @@ class Choice:
             def compute(
                 spec: AttentionSpec, operands: Mapping[str, jax.Array]
             ) -> dict[str, jax.Array]:
-                run = implementation.backward if spec.is_backward else implementation.forward
-                return dict(zip(spec.result_names, run(spec, device, operands), strict=True))
+                is_backward, taker = spec.is_backward, cast("object", implementation)
+                if mask is not None and not self.chain.steps and isinstance(taker, TakesMask):
+                    run = taker.backward if is_backward else taker.forward
+                    results = run(spec, device, operands, mask)
+                else:
+                    run = implementation.backward if is_backward else implementation.forward
+                    results = run(spec, device, operands)
+                return dict(zip(spec.result_names, results, strict=True))
 
             return compute
 
@@ -147,6 +166,24 @@ def winner(spec: AttentionSpec, device: Device) -> Winner | None:
     if settings.current().fallback == "error" and named(found.implementation).PLATFORM is None:
         return None
     return found if by_engine(spec, device, found.implementation, found.engine) else None
+
+
+def some_take_masks() -> bool:
+    """Whether an implementation that is installed takes masks as arrays."""
+    return any(isinstance(x, TakesMask) and is_installed(x) for x in implementations())
+
+
+def mask_tiles(spec: AttentionSpec, device: Device) -> TileSizes | None:
+    """The tiles in which the implementation that is asked first takes the call's mask as arrays.
+
+    None if it takes none, or refuses the call. No other implementation plans it for that.
+    """
+    is_open = not spec.meaning.implementation
+    for implementation, asked in asked_in_order(spec, device):
+        if not is_open or is_expected(implementation, device):
+            takes = isinstance(implementation, TakesMask)
+            return implementation.mask_tiles(asked, device) if takes else None
+    return None
 
 
 def candidates(spec: AttentionSpec, device: Device) -> list[Choice]:

@@ -80,6 +80,17 @@ def layouts(call: LeadingCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(layout(call, name) for name in call.options.operands), tuple(results)
 
 
+def further_layouts(call: LeadingCall, shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """The axes of arrays that follow the operands: b0, b1, …, and unique ones, which stay whole."""
+    return tuple(
+        " ".join(
+            f"b{i}" if i < len(call.dims) and size == call.dims[i] else f"f{position}x{i}"
+            for i, size in enumerate(shape)
+        )
+        for position, shape in enumerate(shapes)
+    )
+
+
 def _letters(call: LeadingCall, name: str) -> list[str]:
     """The axes of an operand or result as if it were broadcast along none; first b0, b1, …"""
     if is_mod_operand(name):
@@ -266,12 +277,14 @@ def shard_call(
       bind: returns, for options, the function that computes one device's call.
       call: the whole call.
       shards: how it is split.
-      operands: this device's parts of the whole call's operands, split by `Shards.spec_of`.
+      operands: this device's parts of the whole call's operands, split by `Shards.spec_of`, and
+        of the arrays that follow them.
       begin: where this device's part begins; None means by its position along the mesh axes.
     """
     begin = shards.begin(call) if begin is None else begin
-    options, own = own_operands(shards, call, operands, begin)
-    results = LeadingCall.of(own, options).results_by(bind, own)
+    count = len(call.options.operands)
+    options, own = own_operands(shards, call, operands[:count], begin)
+    results = LeadingCall.of(own, options).results_by(bind, (*own, *operands[count:]))
     if not options.wanted.gradients:
         return results
     heads = shards.own_kv_heads(call.spec, begin)

@@ -78,11 +78,13 @@ class Sketch:
             split it.
           others: in a shard_map over some axes: the others, which may split the call.
         """
-        call = LeadingCall.of(jax_compat.types_of(context), options)
+        count = len(options.operands)  # what follows the operands is split as they are
+        operands, types = operands[:count], jax_compat.types_of(context)[:count]
+        call = LeadingCall.of(types, options)
         self._calls.append((call, others))
-        types = jax_compat.result_types(context)
+        results = jax_compat.result_types(context)
         opened = stablehlo.CustomCallOp(
-            types,
+            results,
             list(operands),
             ir.StringAttr.get(_OPEN_CALL),
             has_side_effect=True,  # so that a call whose results nothing uses stays
@@ -92,7 +94,7 @@ class Sketch:
         if mesh is not None and rule is not None:
             text, arguments = rule(call.spec, mesh, *layouts(call))
             opened.attributes["sdy.sharding_rule"] = jax_compat.sharding_rule(
-                text, arguments, [x.type for x in operands], types
+                text, arguments, [x.type for x in operands], results
             )
         return cast("MlirValues", opened.results)
 

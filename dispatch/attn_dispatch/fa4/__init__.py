@@ -17,9 +17,11 @@ from attn_dispatch.fa4 import compiled, interval_calls, passes, rules
 from attn_dispatch.fa4.call import kernels_for, tiles_of
 from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSet, register
 from attn_dispatch.reason import Reason
-from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes
+from attn_dispatch.semantics.interval_plan import lists_bytes
 from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch.semantics.mask_arrays import MaskArrays
 from attn_dispatch.semantics.mask_data import data_bytes
+from attn_dispatch.semantics.tile_lists import TileSizes
 from attn_dispatch.semantics.wider_arrays import padded_bytes
 
 NAME = "fa4"
@@ -84,18 +86,42 @@ def library_lines() -> list[str]:
     return [f"{library.versions}, {sets} ({library.path})"]
 
 
+def mask_tiles(spec: AttentionSpec, device: Device) -> TileSizes | None:
+    """The tiles in which the kernels take the call's mask; None if they do not run the call."""
+    return None if not_supported_reasons(spec, device) else _tile(spec, device)
+
+
 def forward(
-    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    spec: AttentionSpec,
+    device: Device,
+    operands: Mapping[str, jax.Array],
+    mask: MaskArrays | None = None,
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.forward(spec, _tiles(spec, device), operands, device.arch)
+    return passes.forward(spec, operands, _mask(spec, device, operands, mask), device.arch)
 
 
 def backward(
-    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    spec: AttentionSpec,
+    device: Device,
+    operands: Mapping[str, jax.Array],
+    mask: MaskArrays | None = None,
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.backward(spec, _tiles(spec, device), operands, device.arch)
+    return passes.backward(spec, operands, _mask(spec, device, operands, mask), device.arch)
+
+
+def _mask(
+    spec: AttentionSpec,
+    device: Device,
+    operands: Mapping[str, jax.Array],
+    given: MaskArrays | None,
+) -> MaskArrays:
+    """The given arrays of the call's mask, or new ones if there are none of the kernels' tiles."""
+    tile = _tile(spec, device)
+    if given is not None and given.tile == tile:
+        return given
+    return MaskArrays.of(spec, operands, tile)
 
 
 def _kernels(spec: AttentionSpec, device: Device) -> KernelSet:
@@ -104,8 +130,9 @@ def _kernels(spec: AttentionSpec, device: Device) -> KernelSet:
     return found
 
 
-def _tiles(spec: AttentionSpec, device: Device) -> PlanTiles:
-    return tiles_of(_kernels(spec, device))
+def _tile(spec: AttentionSpec, device: Device) -> TileSizes:
+    tiles = tiles_of(_kernels(spec, device))
+    return tiles.backward if spec.is_backward else tiles.forward
 
 
 def _register(device: Device) -> None:

@@ -16,11 +16,10 @@ from attn_dispatch.fa4 import interval_calls
 from attn_dispatch.fa4.call import score_change
 from attn_dispatch.fa4.interval_calls import Change
 from attn_dispatch.programs.nodes import Unsupported
-from attn_dispatch.semantics.interval_plan import MaskPlan, PlanTiles
-from attn_dispatch.semantics.invalid_values import may_be_invalid, nan_where_invalid
-from attn_dispatch.semantics.mask_bits import seen_keys
-from attn_dispatch.semantics.real_rows import each_query_attends, real_rows_by_position
-from attn_dispatch.semantics.row_flags import flags_of
+from attn_dispatch.semantics.invalid_values import may_be_invalid, nan_where
+from attn_dispatch.semantics.mask_arrays import MaskArrays
+from attn_dispatch.semantics.real_rows import each_query_attends, may_have_padding
+from attn_dispatch.semantics.row_flags import PADDING, REAL, with_invalid
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 
 Operands = Mapping[str, jax.Array]
@@ -28,54 +27,54 @@ Results = tuple[jax.Array, ...]
 """The results of a call, in the order of its spec."""
 
 
-def forward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: str) -> Results:
-    plan = MaskPlan.of(spec, operands, tiles)
-    _, real_keys = _real_rows(spec, operands, plan)
+def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: str) -> Results:
+    rows = given.rows
     out, lse = interval_calls.forward(
         scaled_query(spec, operands["query"]),
         operands["key"],  # a score in padding is masked, even NaN
-        _cleared(operands["value"], real_keys),
-        plan.mask,
-        plan.forward.arrays,
+        _cleared(operands["value"], rows.real_keys),
+        rows.mask,
+        given.lists.arrays,
         positive_scale(spec),
         arch,
         _change(spec, operands),
     )
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
-        out = cleared(out, flags_of(spec, operands, _by_row(plan.attends)))
+        flags = jnp.where(_by_row(rows.attends), REAL, PADDING)
+        out = cleared(out, with_invalid(flags, rows.invalid))
     found = {"out": out}
     if spec.wanted.needs_lse:
-        found |= nan_where_invalid(spec, operands, {"lse": lse})
+        found |= nan_where(rows.invalid, {"lse": lse})
     return tuple(found.values())
 
 
-def backward(spec: AttentionSpec, tiles: PlanTiles, operands: Operands, arch: str) -> Results:
-    plan = MaskPlan.of(spec, operands, tiles)
-    real_queries, real_keys = _real_rows(spec, operands, plan)
+def backward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: str) -> Results:
+    rows = given.rows
+    real_queries = rows.attends if may_have_padding(spec) else None
     lse, lse_grad = operands["lse"], operands.get("lse_grad")
     if lse_grad is not None:
         # The gradient of a padding row's lse may be NaN.
         lse_grad = jnp.where(lse == -jnp.inf, 0, lse_grad)
     dq, dk, dv = interval_calls.backward(
         _cleared(scaled_query(spec, operands["query"]), real_queries),
-        _cleared(operands["key"], real_keys),
-        _cleared(operands["value"], real_keys),
+        _cleared(operands["key"], rows.real_keys),
+        _cleared(operands["value"], rows.real_keys),
         # Rows of padding are 0 there, but invalid ones are NaN.
         _cleared(operands["out"], real_queries if may_be_invalid(spec) else None),
         lse,
         _cleared(operands["out_grad"], real_queries),
         lse_grad,
-        plan.mask,
-        plan.backward.arrays,
+        rows.mask,
+        given.lists.arrays,
         positive_scale(spec),
         arch,
         _change(spec, operands),
     )
     gradients = {
         "query": _cleared(scaled_query(spec, dq), real_queries),
-        "key": _cleared(dk, real_keys),
-        "value": _cleared(dv, real_keys),
+        "key": _cleared(dk, rows.real_keys),
+        "value": _cleared(dv, rows.real_keys),
     }
     return tuple(gradients[name] for name in spec.wanted.gradients)
 
@@ -87,18 +86,6 @@ def _change(spec: AttentionSpec, operands: Operands) -> Change:
     if variant is None:
         return interval_calls.NO_CHANGE
     return Change(variant.digest, tuple(operands[x] for x in variant.arrays))
-
-
-def _real_rows(
-    spec: AttentionSpec, operands: Operands, plan: MaskPlan
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """Real queries, bool [1|B, 1|N, T], and keys, [1|B, 1, S]; None where all are."""
-    if spec.has("query_segment_ids") and spec.meaning.max_segments is None:
-        return plan.attends, seen_keys(plan.mask, spec.seq_len_kv)[:, None]
-    queries, keys = (
-        None if x is None else x[:, None] for x in real_rows_by_position(spec, operands)
-    )
-    return queries, keys
 
 
 def _cleared(x: jax.Array, real: jax.Array | None) -> jax.Array:

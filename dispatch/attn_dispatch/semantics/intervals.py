@@ -17,6 +17,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.semantics.interval_union import MOST_INTERVALS, any_of, union
 from attn_dispatch.semantics.key_spans import KeySpans
+from attn_dispatch.semantics.mask_spec import mask_spec
 from attn_dispatch.semantics.mod_intervals import known_set, mod_ranges
 
 
@@ -67,7 +68,6 @@ def has_ranges(spec: AttentionSpec) -> bool:
     return is_shared and known_set(spec) is not None
 
 
-@lru_cache(maxsize=1024)
 def is_certain(spec: AttentionSpec) -> bool:
     """Whether `rows` are the mask of a call whatever its arrays hold: `unknown` is None.
 
@@ -75,6 +75,13 @@ def is_certain(spec: AttentionSpec) -> bool:
     """
     if not has_ranges(spec):
         return False
+    if spec.meaning.mask_mod is None:
+        return not spec.is_packed or spec.most_sequences is not None
+    return _is_certain(mask_spec(spec))
+
+
+@lru_cache(maxsize=1024)
+def _is_certain(spec: AttentionSpec) -> bool:
     arrays = {x.name: jax.ShapeDtypeStruct(x.shape, x.dtype) for x in spec.operands}
 
     def unknown(operands: Mapping[str, jax.Array]) -> jax.Array | None:

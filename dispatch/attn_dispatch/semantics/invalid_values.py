@@ -42,7 +42,11 @@ def nan_where_invalid(
     spec: AttentionSpec, operands: Mapping[str, jax.Array], results: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
     """The results of a forward call by name, with NaN in invalid rows."""
-    invalid = invalid_queries(spec, operands)
+    return nan_where(invalid_queries(spec, operands), results)
+
+
+def nan_where(invalid: jax.Array | None, results: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The results of a forward call by name, with NaN where `invalid_queries` says so."""
     if invalid is None:
         return dict(results)
     # out is [B, T, N, V], the others [B, N, T].
@@ -53,12 +57,15 @@ def nan_where_invalid(
     }
 
 
-def without_nan_lse(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def without_nan_lse(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array], *, known: jax.Array | None = None
+) -> dict[str, jax.Array]:
     """The operands of a backward call, with -inf as the lse of invalid rows.
 
-    The kernels then treat them as padding rows, whose gradients are 0.
+    The kernels then treat them as padding rows, whose gradients are 0. `known` are
+    `invalid_queries`, if they were found before.
     """
-    invalid = invalid_queries(spec, operands)
+    invalid = invalid_queries(spec, operands) if known is None else known
     if invalid is None:
         return dict(operands)
     return {**operands, "lse": jnp.where(invalid[:, None], -jnp.inf, operands["lse"])}

@@ -73,6 +73,11 @@ def _attends(
     return first <= last
 
 
+def may_have_padding(spec: AttentionSpec) -> bool:
+    """Whether lengths, sequences or the window may leave some query without a key."""
+    return spec.has_runtime_lengths or not _reaches_all_rows(spec)
+
+
 def each_query_attends(spec: AttentionSpec) -> bool:
     """Whether every query attends to some key whatever the arrays hold.
 

@@ -18,10 +18,14 @@ PADDING, REAL, INVALID = (np.uint8(x) for x in range(3))
 def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], real: jax.Array) -> jax.Array:
     """The flags of the output's rows, uint8, of which `real` [1|B, T] or [1|B, T, N] are real."""
     flags = jnp.where(real, REAL, PADDING)
-    invalid = invalid_queries(spec, operands)
+    return with_invalid(flags, invalid_queries(spec, operands))
+
+
+def with_invalid(flags: jax.Array, invalid: jax.Array | None) -> jax.Array:
+    """Flags [1|B, T] or [1|B, T, N], and those of `invalid_queries`."""
     if invalid is None:
         return flags
-    return jnp.where(invalid.reshape(*invalid.shape, *(1,) * (real.ndim - 2)), INVALID, flags)
+    return jnp.where(invalid.reshape(*invalid.shape, *(1,) * (flags.ndim - 2)), INVALID, flags)
 
 
 def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:

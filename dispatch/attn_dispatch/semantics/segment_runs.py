@@ -101,18 +101,19 @@ def _runs(spec: AttentionSpec, ids: RowIds) -> tuple[_Runs, _Runs]:
 def _largest_by_id(numbers: list[jax.Array], ids: RowIds, count: int) -> jax.Array:
     """int32 [B, 6, M + 1]: the largest of the six numbers of each id's places, at least 0; the
     first three belong to queries."""
-    batch = ids.query.shape[0]
-    size = batch * _NUMBERS * count
+    size = _NUMBERS * count
     indices: list[jax.Array] = []
     for i, x in enumerate(numbers):
         of_place = ids.query if i < _NUMBERS // 2 else ids.key
-        row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
-        index = (row * _NUMBERS + i) * count + of_place
         # Few places count. mode="drop" ignores the others.
-        indices.append(jnp.where((x > 0) & (of_place > 0), index, size))
-    updates, at = (jnp.concatenate(x, axis=1).reshape(-1) for x in (numbers, indices))
-    found = jnp.zeros(size, jnp.int32).at[at].max(updates, mode="drop")
-    return found.reshape(batch, _NUMBERS, count)
+        indices.append(jnp.where((x > 0) & (of_place > 0), i * count + of_place, size))
+
+    def of_row(index: jax.Array, number: jax.Array) -> jax.Array:
+        return jnp.zeros(size, jnp.int32).at[index].max(number, mode="drop")
+
+    # Mapped, rows of a sharded batch stay on their devices.
+    found = jax.vmap(of_row)(*(jnp.concatenate(x, axis=1) for x in (indices, numbers)))
+    return found.reshape(-1, _NUMBERS, count)
 
 
 def _of_side(spec: AttentionSpec, side: str, found: jax.Array) -> _Runs:

@@ -14,6 +14,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.derivatives import attn_jvp_p
 from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
+from attn_dispatch.core.made_once import made_once_p
 from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch
@@ -49,7 +50,9 @@ class OwnCalls:
         self._found: dict[_Key, Calls] = {}
 
     def note(self, equation: JaxprEqn, runs: Runs) -> bool:
-        """Take the operation if it is a call; returns whether it is one."""
+        """Take the operation if it is a call or a part of one; returns whether it is."""
+        if equation.primitive is made_once_p:
+            return True  # the arrays of a call's mask
         if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
             return False
         spec, share = _call_in(equation, self._find_sketch)
@@ -89,11 +92,11 @@ def _call_in(
     if equation.primitive is by_formula_p:
         return cast("AttentionSpec", equation.params["spec"]), by_formula
     options = cast("AttentionOptions", equation.params["options"])
+    operands = types[: len(options.operands)]
     if equation.primitive is attn_jvp_p:
         wanted = cast("tuple[str, ...]", equation.params["wanted"])
-        operands = types[: len(options.operands)]
         return spec_of_tangents(operands, options, wanted), by_formula
-    return of_one_device(types, options, find_sketch)
+    return of_one_device(operands, options, find_sketch)
 
 
 def _meant(spec: AttentionSpec) -> AttentionSpec:
