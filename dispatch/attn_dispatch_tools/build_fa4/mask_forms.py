@@ -9,7 +9,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.runtime import make_fake_compact_tensor
-from fa4_jax.cute.mask import AttentionMask
+from fa4_jax.cute.mask import (
+    AttentionMask,
+    _cols_match_r2p,
+    mask_r2p_lambda,
+    r2p_bitmask_above,
+    r2p_bitmask_below,
+    sm90_col_to_r2p_idx,
+)
 from fa4_jax.cute.utils import scalar_to_ssa
 
 VECTOR = 16
@@ -36,7 +43,8 @@ def _bits_array(batch, heads, rows):
 def in_rows(batch, head, query, key, info, data):
     """The mask: the key is in one of the row's intervals. One unsigned comparison for each.
 
-    The last tile may have rows past the last, whose results nobody uses.
+    The last tile may have rows past the last, whose results nobody uses. Kernels for sm90 have
+    `_apply_rows` in place of it.
     """
     rows = data[0]
     b, k = batch[0], key[0]
@@ -98,7 +106,41 @@ def _apply_bits(
                 scores[row, column] = scores[row, column] if is_seen else -Float32.inf
 
 
-_apply_mask = AttentionMask.apply_mask_mod_sm80
+@cute.jit
+def _apply_rows(
+    tile, scores, places, columns, axes, first_key, batch, head, m_block, n_block, data
+):
+    """Applies intervals to a tile of pairs, of which a thread has some rows and columns.
+
+    A row's intervals are loaded once, and become one bit for each column where a thread's columns
+    are 0, 1, 8, 9, 16, ... The last tile may have rows past the last, whose results nobody uses.
+    """
+    first = n_block * tile.tile_n + first_key
+    row_ranges = cute.make_rmem_tensor(4, Int32)
+    for row in cutlass.range_constexpr(cute.size(places.shape[0])):
+        query = cutlass.min(places[row, 0][axes[0]] + m_block * tile.tile_m, tile.seqlen_q - 1)
+        cute.autovec_copy(data.tensors[0][batch, query, None], row_ranges)
+        # Not by unsigned comparisons: the DSL compares numbers from registers as signed ones.
+        start, end, other_start, other_end = (
+            limit - first
+            for begin, length in ((row_ranges[0], row_ranges[1]), (row_ranges[2], row_ranges[3]))
+            for limit in (begin, begin + length)
+        )
+        if cutlass.const_expr(_cols_match_r2p(columns, axes[1])):
+            above, below, other_above, other_below = (
+                sm90_col_to_r2p_idx(x) for x in (start, end, other_start, other_end)
+            )
+            mask_r2p_lambda(
+                scores[row, None],
+                lambda word: r2p_bitmask_above(above, word) & r2p_bitmask_below(below, word)
+                | r2p_bitmask_above(other_above, word) & r2p_bitmask_below(other_below, word),
+                rank1=True,
+            )
+        else:
+            for column in cutlass.range_constexpr(cute.size(columns.shape[1])):
+                key = columns[0, column][axes[1]]
+                is_seen = (start <= key) & (key < end) | (other_start <= key) & (key < other_end)
+                scores[row, column] = scores[row, column] if is_seen else -Float32.inf
 
 
 def _apply(
@@ -109,11 +151,8 @@ def _apply(
     lengths, so that no mask reads past its arrays: two divisions for each pair. Ours clip them."""
     tile = (scores, places, columns)
     rest = (first_key, batch, head, m_block, n_block)
-    if mask is in_bits:
-        return _apply_bits(self, *tile, (row_axis, key_axis), *rest, data)
-    return _apply_mask(
-        self, *tile, row_axis, key_axis, *rest, checks_lengths, mask, data, (None, None)
-    )
+    apply = _apply_bits if mask is in_bits else _apply_rows
+    apply(self, *tile, (row_axis, key_axis), *rest, data)
 
 
 AttentionMask.apply_mask_mod_sm80 = _apply
