@@ -62,17 +62,20 @@ class Report:
         return sorted(names, key=lambda x: order.index(x) if x in order else len(order))
 
     def write(self, path: Path) -> None:
-        """Write the report as JSON, completely or not at all, even if the process is killed."""
-        data = {
+        """Write the report as JSON, completely or not at all, even if the process is killed.
+
+        Each cell is a line of it.
+        """
+        facts = {
             "environment": self.environment,
             "options": self.options,
             "stopped": self.stopped,
             "not_measured": self.not_measured,
-            "cells": [
-                x.cell.to_json() | {"notes": x.notes, "results": x.results} for x in self.cells
-            ],
         }
-        writing.replace(path, (json.dumps(data, indent=1) + "\n").encode())
+        cells = [x.cell.to_json() | {"notes": x.notes, "results": x.results} for x in self.cells]
+        lines = ",\n".join(json.dumps(x, separators=(",", ":")) for x in cells)
+        text = f'{json.dumps(facts, indent=1)[:-2]},\n "cells": [\n{lines}\n]}}\n'
+        writing.replace(path, text.encode())
 
 
 def read(paths: Sequence[Path]) -> Report:
