@@ -28,6 +28,7 @@ from attn_dispatch.core.rewrites.catalogue import ONE_BY_ONE
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.fa4 import passes
 from attn_dispatch.semantics.mask_arrays import MaskArrays
+from attn_dispatch_tools.verify.calls import specs_in
 from tests.core.sharded_mask_arrays import LAYOUTS, MASKS
 from tests.support import interval_kernels_in_jax
 from tests.support.fa4_on_cpu import for_h200, install
@@ -334,6 +335,17 @@ def test_explained_programs_have_the_same_calls(kernels, monkeypatch, name):
     bound = explained()
     monkeypatch.setattr(primitive, "tiles_to_bind", lambda options, operands: None)
     assert bound == explained()
+
+
+def test_calls_found_in_programs_have_their_operands_alone(kernels):
+    def found(implementation: str) -> list[tuple[str, ...]]:
+        def summed(x: jax.Array) -> jax.Array:
+            return attend(x, WEIGHTS[0], implementation, **CALLS["prefix"]).sum()
+
+        traced = jax.jit(jax.grad(summed)).trace(X)
+        return [tuple(spec.operands) for spec in specs_in(traced.jaxpr.jaxpr)]
+
+    assert found("fa4") == found("xla")
 
 
 def test_programs_for_other_devices_have_none(kernels):

@@ -94,8 +94,10 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
     found = {}
     for equation in _equations(jaxpr):
         if equation.primitive in (attn_fwd_p, attn_bwd_p):
-            avals = [x.aval for x in equation.invars]
-            found[LeadingCall.of(avals, equation.params["options"]).spec] = None
+            options = equation.params["options"]
+            # Arrays of the call's mask may follow its operands.
+            avals = [x.aval for x in equation.invars[: len(options.operands)]]
+            found[LeadingCall.of(avals, options).spec] = None
     return list(found)
 
 
