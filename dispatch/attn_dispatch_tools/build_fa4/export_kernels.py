@@ -49,6 +49,7 @@ from fa4_jax.cute.utils import AuxData  # noqa: E402
 sys.path.append(str(Path(__file__).parent))  # not there with python -I
 import score_functions  # noqa: E402
 import sm100_kernels  # noqa: E402
+import tile_order  # noqa: E402
 from mask_forms import BITS_FORM, ROWS_FORM, VECTOR, tensor  # noqa: E402
 
 BATCH, ROWS, KEYS, HEADS, KV_HEADS = (cute.sym_int() for _ in range(5))
@@ -67,6 +68,7 @@ def _lists():
 
 
 score_functions.replace_loops(flash_fwd_sm90, flash_bwd_sm90)
+tile_order.install()
 
 
 class Forward(flash_fwd_sm90.FlashAttentionForwardSm90):

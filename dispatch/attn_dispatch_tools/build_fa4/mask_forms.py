@@ -107,35 +107,41 @@ def _apply_bits(
 
 
 @cute.jit
+def _hide_by_words(scores, start, end, other_start, other_end):
+    """Hides scores of a row outside of [start, end) and [other_start, other_end), by a bit each.
+
+    A thread has columns 0, 1, 8, 9, 16, ... of the row, and the limits count from column 0.
+    """
+    start, end = sm90_col_to_r2p_idx(start), sm90_col_to_r2p_idx(end)
+    other_start, other_end = sm90_col_to_r2p_idx(other_start), sm90_col_to_r2p_idx(other_end)
+
+    def seen(word):
+        first = r2p_bitmask_above(start, word) & r2p_bitmask_below(end, word)
+        second = r2p_bitmask_above(other_start, word) & r2p_bitmask_below(other_end, word)
+        return first | second
+
+    mask_r2p_lambda(scores, seen, rank1=True)
+
+
+@cute.jit
 def _apply_rows(
     tile, scores, places, columns, axes, first_key, batch, head, m_block, n_block, data
 ):
     """Applies intervals to a tile of pairs, of which a thread has some rows and columns.
 
-    A row's intervals are loaded once, and become one bit for each column where a thread's columns
-    are 0, 1, 8, 9, 16, ... The last tile may have rows past the last, whose results nobody uses.
+    A row's intervals are loaded once. The last tile may have rows past the last, whose results
+    nobody uses.
     """
     first = n_block * tile.tile_n + first_key
-    row_ranges = cute.make_rmem_tensor(4, Int32)
+    ranges = cute.make_rmem_tensor(4, Int32)
     for row in cutlass.range_constexpr(cute.size(places.shape[0])):
         query = cutlass.min(places[row, 0][axes[0]] + m_block * tile.tile_m, tile.seqlen_q - 1)
-        cute.autovec_copy(data.tensors[0][batch, query, None], row_ranges)
+        cute.autovec_copy(data.tensors[0][batch, query, None], ranges)
         # Not by unsigned comparisons: the DSL compares numbers from registers as signed ones.
-        start, end, other_start, other_end = (
-            limit - first
-            for begin, length in ((row_ranges[0], row_ranges[1]), (row_ranges[2], row_ranges[3]))
-            for limit in (begin, begin + length)
-        )
+        start, other_start = ranges[0] - first, ranges[2] - first
+        end, other_end = start + ranges[1], other_start + ranges[3]
         if cutlass.const_expr(_cols_match_r2p(columns, axes[1])):
-            above, below, other_above, other_below = (
-                sm90_col_to_r2p_idx(x) for x in (start, end, other_start, other_end)
-            )
-            mask_r2p_lambda(
-                scores[row, None],
-                lambda word: r2p_bitmask_above(above, word) & r2p_bitmask_below(below, word)
-                | r2p_bitmask_above(other_above, word) & r2p_bitmask_below(other_below, word),
-                rank1=True,
-            )
+            _hide_by_words(scores[row, None], start, end, other_start, other_end)
         else:
             for column in cutlass.range_constexpr(cute.size(columns.shape[1])):
                 key = columns[0, column][axes[1]]
