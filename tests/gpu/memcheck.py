@@ -1,6 +1,7 @@
 """Runs drawn calls under compute-sanitizer, which finds accesses outside of buffers.
 
-usage: python tests/gpu/memcheck.py [--draws N] [--seed N] [--jobs N] [--out FOLDER]
+usage: python tests/gpu/memcheck.py [--implementation NAME] [--masks] [--draws N] [--seed N]
+                                    [--jobs N] [--out FOLDER]
 
 Every buffer is a separate allocation, so that an access past its end is noticed. Each call runs in
 a separate process with a limit of 100 seconds: the sanitizer itself may crash or hang, which is
@@ -22,7 +23,10 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attn_dispatch_tools.verify.case import Case
 
 _ENVIRONMENT = {
     "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
@@ -43,14 +47,21 @@ _CALL_SECONDS = 100
 """The time limit of one call; most take 10 to 20 seconds."""
 
 
-def run_one(count: int, seed: int, index: int) -> None:
+def run_one(args: argparse.Namespace) -> None:
     """Run one of the drawn cases and print its status."""
-    from attn_dispatch_tools.verify import draws
     from attn_dispatch_tools.verify.suite import Conformance
 
     suite = Conformance()
-    suite.implementation = "cudnn"
-    print("STATUS", suite.check(draws.examples(count, seed)[index]).status, flush=True)
+    suite.implementation = args.implementation
+    print("STATUS", suite.check(drawn(args)[args.one]).status, flush=True)
+
+
+def drawn(args: argparse.Namespace) -> list[Case]:
+    """The cases of a run."""
+    from attn_dispatch_tools.verify import draws, mask_draws
+
+    examples = mask_draws.mask_examples if args.masks else draws.examples
+    return examples(args.draws, args.seed)
 
 
 @functools.cache
@@ -69,7 +80,8 @@ def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
     """Run one call under compute-sanitizer. Returns its status and the number of errors."""
     command = (
         *_MEMCHECK, sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
-        "--one", str(index),
+        "--one", str(index), "--implementation", args.implementation,
+        *(["--masks"] if args.masks else []),
     )  # fmt: skip
     device = {"CUDA_VISIBLE_DEVICES": devices()[index % len(devices())]}
     process = subprocess.Popen(
@@ -96,6 +108,8 @@ def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Drawn calls under compute-sanitizer.")
+    parser.add_argument("--implementation", default="cudnn")
+    parser.add_argument("--masks", action="store_true", help="draw only calls with masks")
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)
@@ -103,7 +117,7 @@ def main() -> None:
     parser.add_argument("--one", type=int)
     args = parser.parse_args()
     if args.one is not None:
-        run_one(args.draws, args.seed, args.one)
+        run_one(args)
         return
     facts = facts_of(args) if args.out else {}
     calls: list[dict[str, Any]] = []
@@ -147,11 +161,11 @@ def unclean(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     """The first entries of a report."""
     from attn_dispatch_tools.reports.environment import environment
-    from attn_dispatch_tools.verify import draws
 
-    cases = draws.examples(args.draws, args.seed)
+    cases = drawn(args)
     return {
-        "environment": environment(), "draws": args.draws, "seed": args.seed,
+        "environment": environment(), "implementation": args.implementation, "masks": args.masks,
+        "draws": args.draws, "seed": args.seed,
         "paged": [x.name for x in cases if x.page],
         "packed": [x.name for x in cases if x.q_segments is not None or x.cu_q is not None],
     }  # fmt: skip
@@ -171,7 +185,9 @@ def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> 
     """Write the report of these calls."""
     from attn_dispatch_tools.reports.environment import file_name
 
-    path = folder / f"{file_name('memcheck', facts['environment'])}.json"
+    name = facts["implementation"]
+    prefix = "memcheck" if name == "cudnn" else f"memcheck-{name}"
+    path = folder / f"{file_name(prefix, facts['environment'])}.json"
     path.write_text(json.dumps(kept(facts, calls), indent=1) + "\n")
 
 
