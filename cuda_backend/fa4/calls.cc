@@ -22,6 +22,7 @@ constexpr int64_t kMostBlocks = 65535;
 
 enum Operand { kQuery, kKey, kValue };
 constexpr size_t kForwardLists = 3, kBackwardLists = 7, kLists = 4;
+constexpr size_t kSinks = kForwardLists + kLists + 1;
 constexpr size_t kForwardResults = 2, kGrads = 3;
 
 int64_t tiles_of(int64_t length, int64_t tile) { return (length + tile - 1) / tile; }
@@ -146,7 +147,12 @@ Shapes shapes_of(const Extents& e, const AttnFa4Set& set) {
           {e.batch, e.heads, e.rows}};
 }
 
-Status check_forward(const AttnFa4Set& set, MaskForm form, const std::vector<Array>& operands,
+Status check_sinks(const Array& array, const Extents& e) {
+  const int64_t batch = shared_or(e.batch, array, 0);
+  return check_array(array, {"sinks", ElementType::kFloat32, {batch, e.heads}, kNumber});
+}
+
+Status check_forward(const AttnFa4Set& set, CallKind kind, const std::vector<Array>& operands,
                      const std::vector<Array>& results, const Extents& e) {
   const ElementType type = type_of(set);
   const Shapes shapes = shapes_of(e, set);
@@ -154,9 +160,10 @@ Status check_forward(const AttnFa4Set& set, MaskForm form, const std::vector<Arr
                                  {{"query", type, shapes.query, kVector},
                                   {"key", type, shapes.key, kVector},
                                   {"value", type, shapes.value, kVector}}));
-  ATTN_RETURN_IF_ERROR(check_mask(operands, kForwardLists, form,
+  ATTN_RETURN_IF_ERROR(check_mask(operands, kForwardLists, kind.mask,
                                   tiles_of(e.rows, set.forward_tile_m),
                                   tiles_of(e.keys, set.forward_tile_n), e));
+  if (kind.has_sinks) ATTN_RETURN_IF_ERROR(check_sinks(operands[kSinks], e));
   return check_all(
       results, 0,
       {{"out", type, shapes.out, kVector}, {"lse", ElementType::kFloat32, shapes.lse, kNumber}});
@@ -268,9 +275,13 @@ Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward) {
   return set;
 }
 
-Status load_pass(CompiledSet& set, MaskForm form, bool is_backward, int32_t ordinal) {
-  MaskedKernels& masked = set.masked(form);
-  if (!is_backward) return masked.forward.load(ordinal);
+Status load_pass(CompiledSet& set, CallKind kind, bool is_backward, int32_t ordinal) {
+  MaskedKernels& masked = set.masked(kind.mask);
+  if (!is_backward && !kind.has_sinks) return masked.forward.load(ordinal);
+  if (!is_backward) {
+    if (set.takes_sinks()) return masked.forward_sinks.load(ordinal);
+    return {Code::kUnsupported, std::string("the kernels ") + set.facts.name + " take no sinks"};
+  }
   for (CompiledKernel* kernel : {&set.preprocess, &masked.backward, &set.query_grad,
                                  &masked.backward_grouped, &set.key_value_grad}) {
     if (kernel->exists()) ATTN_RETURN_IF_ERROR(kernel->load(ordinal));
@@ -278,24 +289,31 @@ Status load_pass(CompiledSet& set, MaskForm form, bool is_backward, int32_t ordi
   return {};
 }
 
-Status run_forward(const CompiledSet& set, MaskForm form, float scale,
+Status run_forward(const CompiledSet& set, CallKind kind, float scale,
                    const std::vector<Array>& operands, const std::vector<Array>& results,
                    bool poisons, cudaStream_t stream) {
-  const Result<ModArrays> mod = mod_arrays_of(set.facts, operands, kForwardLists + kLists + 1);
+  const Result<ModArrays> mod = mod_arrays_of(set.facts, operands, kSinks + kind.has_sinks);
   if (!mod.ok()) return mod.status;
   ATTN_RETURN_IF_ERROR(check_counts(results, kForwardResults, "results"));
   const Result<Extents> extents = extents_of(operands);
   if (!extents.ok()) return extents.status;
-  ATTN_RETURN_IF_ERROR(check_forward(set.facts, form, operands, results, extents.value));
+  ATTN_RETURN_IF_ERROR(check_forward(set.facts, kind, operands, results, extents.value));
   if (poisons) ATTN_RETURN_IF_ERROR(fill_all(results, stream));
-  const Mask mask = mask_of(operands, kForwardLists, form, extents.value);
-  return set.masked(form).forward.with_mod(
-      mod.value, stream, scale, as_heads(operands[kQuery]), as_heads(operands[kKey]),
-      as_heads(operands[kValue]), as_heads(results[0]), as_numbers(results[1]), mask.partial_counts,
-      mask.partial_indices, mask.full_counts, mask.full_indices, mask.data);
+  const Mask mask = mask_of(operands, kForwardLists, kind.mask, extents.value);
+  const auto launch = [&](const CompiledKernel& kernel, auto... further) {
+    return kernel.with_mod(mod.value, stream, scale, as_heads(operands[kQuery]),
+                           as_heads(operands[kKey]), as_heads(operands[kValue]),
+                           as_heads(results[0]), as_numbers(results[1]), mask.partial_counts,
+                           mask.partial_indices, mask.full_counts, mask.full_indices, mask.data,
+                           further...);
+  };
+  const MaskedKernels& masked = set.masked(kind.mask);
+  if (!kind.has_sinks) return launch(masked.forward);
+  const auto batch = static_cast<int32_t>(extents.value.batch);
+  return launch(masked.forward_sinks, as_sinks(operands[kSinks], batch));
 }
 
-Status run_backward(const CompiledSet& set, MaskForm form, float scale,
+Status run_backward(const CompiledSet& set, CallKind kind, float scale,
                     const std::vector<Array>& operands, const std::vector<Array>& results,
                     bool poisons, cudaStream_t stream) {
   const Result<ModArrays> mod = mod_arrays_of(set.facts, operands, kBackwardLists + kLists + 1);
@@ -304,15 +322,15 @@ Status run_backward(const CompiledSet& set, MaskForm form, float scale,
   const Result<Extents> extents = extents_of(operands);
   if (!extents.ok()) return extents.status;
   const bool is_grouped = extents.value.is_grouped();
-  const MaskedKernels& masked = set.masked(form);
+  const MaskedKernels& masked = set.masked(kind.mask);
   if (is_grouped && !masked.backward_grouped.exists()) {
     return {Code::kUnsupported, std::string("the kernels ") + set.facts.name +
                                     " have no backward pass of grouped heads"};
   }
-  ATTN_RETURN_IF_ERROR(check_backward(set.facts, form, operands, results, extents.value));
+  ATTN_RETURN_IF_ERROR(check_backward(set.facts, kind.mask, operands, results, extents.value));
   if (poisons) ATTN_RETURN_IF_ERROR(fill_all(results, stream));
 
-  const Mask mask = mask_of(operands, kBackwardLists, form, extents.value);
+  const Mask mask = mask_of(operands, kBackwardLists, kind.mask, extents.value);
   const AttnFa4Heads out_grad = as_heads(operands[5]);
   const AttnFa4Numbers products = as_numbers(results[kGrads]);
   const AttnFa4Numbers lse2 = as_numbers(results[kGrads + 1]);

@@ -70,17 +70,17 @@ enum class MaskForm { kRows, kBits };
 
 // The kernels that read a mask of one form.
 struct MaskedKernels {
-  CompiledKernel forward, backward, backward_grouped;
+  CompiledKernel forward, forward_sinks, backward, backward_grouped;
 };
 
 // A set of kernels, and what it is for.
 struct CompiledSet {
   explicit CompiledSet(const AttnFa4Set& set)
       : facts(set),
-        by_rows{CompiledKernel(set.forward), CompiledKernel(set.backward),
-                CompiledKernel(set.backward_grouped)},
-        by_bits{CompiledKernel(set.forward_bits), CompiledKernel(set.backward_bits),
-                CompiledKernel(set.backward_bits_grouped)},
+        by_rows{CompiledKernel(set.forward), CompiledKernel(set.forward_sinks),
+                CompiledKernel(set.backward), CompiledKernel(set.backward_grouped)},
+        by_bits{CompiledKernel(set.forward_bits), CompiledKernel(set.forward_bits_sinks),
+                CompiledKernel(set.backward_bits), CompiledKernel(set.backward_bits_grouped)},
         preprocess(set.preprocess),
         query_grad(set.query_grad),
         key_value_grad(set.key_value_grad) {}
@@ -93,6 +93,8 @@ struct CompiledSet {
   const AttnFa4Set& facts;
   MaskedKernels by_rows, by_bits;
   CompiledKernel preprocess, query_grad, key_value_grad;
+
+  bool takes_sinks() const { return by_rows.forward_sinks.exists(); }
 };
 
 struct CompiledLibrary {

@@ -32,7 +32,7 @@ struct Fa4Call {
   static ffi::TypeInfo info;
 
   CompiledSet* set;
-  MaskForm mask;
+  CallKind kind;
   float scale;
   bool poisons;
 };
@@ -40,38 +40,39 @@ struct Fa4Call {
 ffi::TypeId Fa4Call::id = {};
 ffi::TypeInfo Fa4Call::info = ffi::MakeTypeInfo<Fa4Call>();
 
-Result<Fa4Spec> decode(const ffi::Dictionary& attributes) {
+Result<Fa4Spec> decode(const ffi::Dictionary& attributes, bool is_backward) {
   Fa4Spec spec;
   AttributeReader reader(attributes);
   std::string mask;
   reader.read<std::string_view>("set", &spec.set);
   reader.read<std::string_view>("mask", &mask);
+  if (!is_backward) reader.read<bool>("sinks", &spec.kind.has_sinks);
   reader.read<int64_t>("tile_m", &spec.tile_m);
   reader.read<int64_t>("tile_n", &spec.tile_n);
   reader.read<float>("scale", &spec.scale);
   ATTN_RETURN_IF_ERROR(reader.status());
   if (mask != "rows" && mask != "bits") return wrong_value("mask", "rows or bits", mask);
-  spec.mask = mask == "bits" ? MaskForm::kBits : MaskForm::kRows;
+  spec.kind.mask = mask == "bits" ? MaskForm::kBits : MaskForm::kRows;
   if (!std::isfinite(spec.scale)) return wrong_value("scale", "a finite number", spec.scale);
   return spec;
 }
 
 template <bool is_backward>
 ffi::ErrorOr<std::unique_ptr<Fa4Call>> Instantiate(ffi::Dictionary attributes) {
-  const Result<Fa4Spec> spec = decode(attributes);
+  const Result<Fa4Spec> spec = decode(attributes, is_backward);
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
   const Result<CompiledSet*> set = find_set(spec.value, is_backward);
   if (!set.ok()) return ffi::Unexpected(to_ffi(set.status));
   const Result<bool> poison = poison_requested();
   if (!poison.ok()) return ffi::Unexpected(to_ffi(poison.status));
   return std::make_unique<Fa4Call>(
-      Fa4Call{set.value, spec.value.mask, spec.value.scale, poison.value});
+      Fa4Call{set.value, spec.value.kind, spec.value.scale, poison.value});
 }
 
 template <bool is_backward>
 ffi::Error Initialize(int32_t ordinal, Fa4Call* call, ffi::RemainingArgs, ffi::RemainingRets,
                       ffi::Dictionary) {
-  return to_ffi(load_pass(*call->set, call->mask, is_backward, ordinal));
+  return to_ffi(load_pass(*call->set, call->kind, is_backward, ordinal));
 }
 
 ElementType type_of(ffi::DataType type) {
@@ -110,11 +111,11 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, Fa4Call* call, ffi::Rem
   for (size_t i = 0; i < rets.size(); ++i) {
     results.push_back(array_of(**rets.get<ffi::AnyBuffer>(i)));
   }
-  if (Status status = load_pass(*call->set, call->mask, is_backward, ordinal); !status.ok()) {
+  if (Status status = load_pass(*call->set, call->kind, is_backward, ordinal); !status.ok()) {
     return to_ffi(status);
   }
   const auto run = is_backward ? run_backward : run_forward;
-  return to_ffi(run(*call->set, call->mask, call->scale, operands, results, call->poisons, stream));
+  return to_ffi(run(*call->set, call->kind, call->scale, operands, results, call->poisons, stream));
 }
 
 auto instantiation() { return ffi::Ffi::BindInstantiate().Attrs(); }

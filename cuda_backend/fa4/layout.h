@@ -56,4 +56,8 @@ inline AttnFa4Bits as_bits(const Array& array, int32_t batch, int32_t heads) {
           {broadcast_stride(array, 0), broadcast_stride(array, 1), stride(array, 2)}};
 }
 
+inline AttnFa4Sinks as_sinks(const Array& array, int32_t batch) {
+  return {array.data, {batch, extent(array, 1)}, {broadcast_stride(array, 0)}};
+}
+
 }  // namespace attn_dispatch

@@ -19,7 +19,7 @@ py::dict facts_of(const CompiledLibrary& library) {
     sets.append(py::make_tuple(x.name, x.arch, x.dtype, x.head_dim, x.head_dim_v, x.forward_tile_m,
                                x.forward_tile_n, x.backward_tile_m, x.backward_tile_n,
                                x.backward_subtiles, set->by_rows.backward_grouped.exists(),
-                               x.variant, x.variant_name, x.variant_arrays));
+                               set->takes_sinks(), x.variant, x.variant_name, x.variant_arrays));
   }
   py::dict facts;
   facts["path"] = to_python(library.path);

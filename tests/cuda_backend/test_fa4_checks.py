@@ -12,14 +12,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import fa4_arrays
+from tests.support import fa4_arrays, fa4_stand_in
 from tests.support.fa4_arrays import Array, Pass
 from tests.support.fa4_emulated import Emulated, emulated
 
 SET, WITHOUT_GROUPS = "sm90_d96_float16", "sm90_d192_128_bfloat16"
 SHAPE = (3, 300, 500, 4, 2)
 ALONE = (3, 300, 500, 4, 4)
-_PASSES = {"forward": (False, SHAPE), "backward": (True, ALONE), "backward grouped": (True, SHAPE)}
+_PASSES = {
+    "forward": (False, SHAPE),
+    "forward sinks": (False, SHAPE),
+    "backward": (True, ALONE),
+    "backward grouped": (True, SHAPE),
+}
 _FORMS = {"rows": None, "bits": 1, "bits by head": SHAPE[3]}
 """The forms of a mask, with the number of its heads."""
 _WRONG = re.compile(r"[\w ',]+: expected .+, got .+")
@@ -38,18 +43,21 @@ def made(
     name: str = SET,
     masks: int = 1,
     mask_heads: int | None = None,
+    has_sinks: bool = False,
 ) -> Pass:
     (kernels,) = [x for x in fa4.library.sets if x.name == name]
     return fa4_arrays.made(
-        kernels, shape, is_backward=is_backward, masks=masks, mask_heads=mask_heads
-    )
+        kernels, shape, is_backward=is_backward, masks=masks, mask_heads=mask_heads,
+        has_sinks=has_sinks,
+    )  # fmt: skip
 
 
 def outcome(fa4: Emulated, call: Pass) -> tuple[str, str]:
     """The kind of failure and its message; ("accepted", "") if the checks passed."""
     fa4.driver.fail("cuMemsetD8Async" if "key_sums" in call.results else "cuLaunchKernelEx")
     arrays = ([x.described for x in y.values()] for y in (call.operands, call.results))
-    code, message = fa4.module.run(call.kernels.name, call.has_bits, call.is_backward, *arrays)
+    kind = (call.has_bits, call.has_sinks, call.is_backward)
+    code, message = fa4.module.run(call.kernels.name, *kind, *arrays)
     fa4.driver.fail("")
     return ("accepted", "") if code == "device" else (code, message)
 
@@ -62,14 +70,14 @@ def wrong_arrays(name: str, array: Array, batch: int, heads: int) -> Iterator[Ar
     for wrong in (size - 1, size + 1, 0, -size, 2 * size):
         yield array.changed(bytes=wrong)
     has_heads = "counts" in name or "indices" in name or name == "bits"
-    is_read_by_number = has_heads or name in ("lse", "lse_grad")
+    is_read_by_number = has_heads or name in ("lse", "lse_grad", "sinks")
     yield array.changed(address=array.address + (2 if is_read_by_number else 8))
     yield array.changed(shape=array.shape[1:])
     yield array.changed(shape=(*array.shape, 1))
     yield array.changed(shape=())
     for axis, right in enumerate(array.shape):
         for extent in (right + 1, right - 1, 0, -1, -right, 2**31, 2**32 + right, 2**62, 2**63 - 1):
-            if (has_heads or name == "rows") and axis == 0 and extent in (1, batch):
+            if (has_heads or name in ("rows", "sinks")) and axis == 0 and extent in (1, batch):
                 continue
             if has_heads and axis == 1 and extent in (1, heads):
                 continue
@@ -79,14 +87,16 @@ def wrong_arrays(name: str, array: Array, batch: int, heads: int) -> Iterator[Ar
 
 
 def _names(kind: str, form: str) -> list[str]:
-    operands = ["query", "key", "value"]
-    if kind != "forward":
+    operands, is_forward = ["query", "key", "value"], kind.startswith("forward")
+    if not is_forward:
         operands += ["lse", "out_grad", "lse_grad"]
     lists = [f"{x}_{y}" for x in ("partial", "full") for y in ("counts", "indices")]
     results = ["dq", "dk", "dv", "products", "lse2", "query_sums"]
     if kind == "backward grouped":
         results += ["key_sums", "value_sums"]
-    return [*operands, *lists, form.split()[0], "out", *(["lse"] if kind == "forward" else results)]
+    if kind == "forward sinks":
+        operands.append("sinks")
+    return [*operands, *lists, form.split()[0], "out", *(["lse"] if is_forward else results)]
 
 
 @pytest.mark.parametrize("masks", [1, SHAPE[0]])
@@ -98,7 +108,8 @@ def test_an_array_that_is_wrong_in_one_fact_is_refused(
     fa4, kind: str, form: str, name: str, masks: int
 ):
     is_backward, shape = _PASSES[kind]
-    call = made(fa4, is_backward, shape, masks=masks, mask_heads=_FORMS[form])
+    has_sinks = kind == "forward sinks"
+    call = made(fa4, is_backward, shape, masks=masks, mask_heads=_FORMS[form], has_sinks=has_sinks)
     for array in wrong_arrays(name, call[name], shape[0], shape[3]):
         code, message = outcome(fa4, call.changed(**{name: array}))
         assert code == "wrong call", (array, code, message)
@@ -108,7 +119,8 @@ def test_an_array_that_is_wrong_in_one_fact_is_refused(
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("kind", _PASSES)
 def test_the_names_cover_all_arrays(fa4, kind: str, form: str):
-    call = made(fa4, *_PASSES[kind], mask_heads=_FORMS[form])
+    has_sinks = kind == "forward sinks"
+    call = made(fa4, *_PASSES[kind], mask_heads=_FORMS[form], has_sinks=has_sinks)
     assert {*_names(kind, form)} == {*call.operands, *call.results}
 
 
@@ -117,9 +129,13 @@ def _variant(fa4: Emulated) -> str:
     return next(x.name for x in fa4.library.sets if {*x.variant_arrays} == {*"fi"})
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-def test_arrays_of_a_score_mod_are_checked(fa4, is_backward: bool):
-    call = made(fa4, is_backward, name=_variant(fa4))
+_MODS = [(False, False), (False, True), (True, False)]
+"""Passes of a variant: whether backward, and whether with sinks."""
+
+
+@pytest.mark.parametrize(("is_backward", "has_sinks"), _MODS)
+def test_arrays_of_a_score_mod_are_checked(fa4, is_backward: bool, has_sinks: bool):
+    call = made(fa4, is_backward, name=_variant(fa4), has_sinks=has_sinks)
     assert outcome(fa4, call) == ("accepted", "")
     for name in [x for x in call.operands if x.startswith("mod_")]:
         array = call[name]
@@ -135,9 +151,9 @@ def test_arrays_of_a_score_mod_are_checked(fa4, is_backward: bool):
             assert _WRONG.fullmatch(message), (one, message)
 
 
-@pytest.mark.parametrize("is_backward", [False, True])
-def test_arrays_of_a_score_mod_are_counted(fa4, is_backward: bool):
-    call = made(fa4, is_backward, name=_variant(fa4))
+@pytest.mark.parametrize(("is_backward", "has_sinks"), _MODS)
+def test_arrays_of_a_score_mod_are_counted(fa4, is_backward: bool, has_sinks: bool):
+    call = made(fa4, is_backward, name=_variant(fa4), has_sinks=has_sinks)
     *_, last = call.operands
     without = {x: y for x, y in call.operands.items() if x != last}
     count = len(call.operands)
@@ -254,6 +270,24 @@ def test_scratch_whose_numbers_32_bits_cannot_count_is_refused(fa4):
 def test_more_than_a_process_can_address_is_refused(fa4, shape, is_backward: bool):
     code, message = outcome(fa4, made(fa4, is_backward, shape))
     assert code == "wrong call" and _HUGE.fullmatch(message), message
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_sinks_are_of_one_batch_row_or_of_each(fa4, form: str):
+    call = made(fa4, False, mask_heads=_FORMS[form], has_sinks=True)
+    for batch in (1, SHAPE[0]):
+        right = call["sinks"].changed(shape=(batch, SHAPE[3]))
+        assert outcome(fa4, call.changed(sinks=right)) == ("accepted", "")
+    wrong = call["sinks"].changed(shape=(2, SHAPE[3]))
+    sentence = "sinks: expected float32 [3, 4], got float32 [2, 4]"
+    assert outcome(fa4, call.changed(sinks=wrong)) == ("wrong call", sentence)
+
+
+def test_a_set_whose_kernels_take_no_sinks_says_so(fa4):
+    sentence = f"the kernels {fa4_stand_in.WITHOUT_SINKS} take no sinks"
+    for has_sinks, expected in ((True, ("unsupported", sentence)), (False, ("accepted", ""))):
+        call = made(fa4, False, name=fa4_stand_in.WITHOUT_SINKS, has_sinks=has_sinks)
+        assert outcome(fa4, call) == expected
 
 
 def test_a_set_without_gradients_of_grouped_heads_says_so(fa4):

@@ -42,9 +42,12 @@ def made(
     shape=GROUPED,
     name: str = SET,
     mask_heads: int | None = None,
+    has_sinks: bool = False,
 ) -> Pass:
     (kernels,) = [x for x in fa4.library.sets if x.name == name]
-    return fa4_arrays.made(kernels, shape, is_backward=is_backward, mask_heads=mask_heads)
+    return fa4_arrays.made(
+        kernels, shape, is_backward=is_backward, mask_heads=mask_heads, has_sinks=has_sinks
+    )
 
 
 def run(call: Pass, **changed: object) -> Sequence[jax.Array]:
@@ -64,6 +67,7 @@ def called(call: Pass, **changed: object) -> Sequence[jax.Array]:
     attributes = {"set": kernels.name, "mask": "bits" if call.has_bits else "rows"}
     attributes |= {"tile_m": np.int64(tiles[0]), "tile_n": np.int64(tiles[1])}
     attributes |= {"scale": np.float32(0.125)}
+    attributes |= {} if call.is_backward else {"sinks": call.has_sinks}
     attributes = {x: y for x, y in (attributes | changed).items() if y is not None}
     target = BACKWARD_TARGET if call.is_backward else FORWARD_TARGET
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.results.values()]
@@ -87,8 +91,9 @@ def fills(lines: Sequence[str]) -> list[tuple[int, int]]:
 @needs_computing_kernels
 @pytest.mark.parametrize(("mask_heads", "name"), [(None, "forward"), (1, "forward_bits")])
 def test_a_forward_pass_is_one_launch(fa4, mask_heads, name: str):
-    run(made(fa4, False, mask_heads=mask_heads))
-    assert launches(fa4.driver.lines()) == [name]
+    for has_sinks, ending in ((False, ""), (True, "_sinks")):
+        run(made(fa4, False, mask_heads=mask_heads, has_sinks=has_sinks))
+        assert launches(fa4.driver.lines()) == [name + ending]
 
 
 @needs_computing_kernels
@@ -155,8 +160,9 @@ def test_poison_fills_results_and_scratch_with_nan(fa4, monkeypatch, is_backward
 @pytest.mark.parametrize("shape", [ALONE, GROUPED])
 def test_no_poison_is_left_in_a_result(fa4, monkeypatch, shape):
     monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
-    out, lse = run(made(fa4, False, shape))
-    assert (out == 0).all() and (lse == -jnp.inf).all()
+    for has_sinks in (False, True):
+        out, lse = run(made(fa4, False, shape, has_sinks=has_sinks))
+        assert (out == 0).all() and (lse == -jnp.inf).all()
     for gradient in run(made(fa4, True, shape))[:3]:
         assert (gradient == 0).all()
 
@@ -235,6 +241,8 @@ def test_a_kernel_that_cannot_be_loaded_is_loaded_by_a_later_call(fa4):
         ({"scale": np.float32("inf")}, "scale: expected a finite number, got inf"),
         ({"scale": np.float64(1)}, "scale"),
         ({"scale": None}, "scale"),
+        ({"sinks": np.int64(1)}, "sinks"),
+        ({"sinks": None}, "sinks"),
         ({"colour": np.int64(1)}, "colour"),
     ],
 )
@@ -252,6 +260,15 @@ def test_a_mask_of_another_form_than_the_attribute_says_is_refused(fa4):
     with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
         run(made(fa4, False, mask_heads=1), mask="rows")
     assert "launch" not in " ".join(fa4.driver.lines())
+
+
+def test_sinks_that_the_attribute_does_not_say_are_refused(fa4):
+    for has_sinks, counts in ((True, "expected 8, got 9"), (False, "expected 9, got 8")):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"operands: {counts}"):
+            run(made(fa4, False, has_sinks=has_sinks), sinks=not has_sinks)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"unknown .*sinks"):
+        run(made(fa4, True), sinks=False)
+    assert fa4.driver.lines() == []
 
 
 def test_tiles_of_the_other_pass_are_refused(fa4):

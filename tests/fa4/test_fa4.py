@@ -35,6 +35,7 @@ def kernel_set(head_dim: int, head_dim_v: int, dtype: str, arch: str = "sm90") -
         f"{arch}_{head_dim}_{head_dim_v}_{dtype}", arch, dtype, head_dim, head_dim_v,
         forward_tile_m=4, forward_tile_n=3, backward_tile_m=2, backward_tile_n=5,
         backward_subtiles=2, differentiates_grouped_heads=head_dim == head_dim_v,
+        takes_sinks=arch == "sm90",
     )  # fmt: skip
 
 
@@ -92,10 +93,10 @@ def kernels(monkeypatch):
         codes[found.digest] = in_numpy.Code(found.forward, found.backward)
         return found
 
-    def forward(query, key, value, rows, lists, scale, arch, change):
+    def forward(query, key, value, rows, lists, scale, arch, change, sinks):
         tile = interval_calls.forward_set(query, value, arch).forward_tiles
         code, read = codes[change.variant], tuple(x.reshape(-1) for x in change.arrays)
-        return in_numpy.forward(tile, query, key, value, rows, lists, scale, code, read)
+        return in_numpy.forward(tile, query, key, value, rows, lists, scale, sinks, code, read)
 
     def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale, arch, change):
         tile = interval_calls.backward_set(query, value, arch).backward_tiles
@@ -139,7 +140,23 @@ CHANGING = [
 ]
 """Without the gradients of what is read, which these kernels do not compute."""
 
-CASES = [x for x in (*NAMED, *SMALL, *DRAWN, *CHANGING) if is_supported(x)]
+_SEGMENTS = {"q_segments": ((1, 1, 1, 2, 2, 2, 2, 3, 0, 0),) * 2, "max_segments": 3, "s": 10}
+SINKS = {
+    "grouped": {"n": 8},
+    "of_batch": {"sinks": 2, "window": (3, 0), "is_causal": True},
+    "lengths": {"q_lengths": (7, 10), "kv_lengths": (0, 9), "sinks": 2, "mixed_poison": True},
+    "segments": _SEGMENTS | {"kv_segments": _SEGMENTS["q_segments"], "is_causal": True},
+    "dead_rows": {"t": 14, "s": 10, "is_causal": True, "alignment": "bottom_right"},
+    "mask": {"mask": (2, 4, 10, 14), "dead_rows": True, "sinks": 2},
+    "soft_cap": {"soft_cap": 5.0, "is_causal": True, "wanted": (*QKV, "sinks")},
+    "negative_scale": {"scale": -0.4},
+    "alone": {"wanted": ("sinks",)},
+    "without": {"wanted": QKV},
+    "no_gradient_of_lse": {"sinks": 2, "lse_grad": False},
+}
+WITH_SINKS = [Case(f"sinks/{x}", **({"sinks": 1, "lse_grad": True} | y)) for x, y in SINKS.items()]
+
+CASES = [x for x in (*NAMED, *SMALL, *DRAWN, *CHANGING, *WITH_SINKS) if is_supported(x)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -163,6 +180,11 @@ def test_another_architecture_has_kernels_of_its_own_with_lists_for_their_tiles(
     case = Case("call", t=21, s=17, n=4, k=2, h=40, is_causal=True, lse_grad=True)
     check_both_directions(fa4, SM100, case)
     assert seen == {"wide"}
+
+
+def test_sinks_run_on_the_kernels():
+    assert set(WITH_SINKS) <= set(CASES)
+    assert len([x for x in CASES if x.sinks]) > 30
 
 
 def test_drawn_masks_run_on_the_kernels():

@@ -6,6 +6,8 @@ scratch of another size gives wrong numbers. Results and scratch are filled with
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,11 +52,15 @@ def _results(
     tiles = interval_calls.backward_set(*which).backward_tiles
     backward = _lists(seen, tiles, by_keys=True)
     data = jnp.asarray(bits.packed(mask) if mask.dtype == bool else mask)
-    out, lse = interval_calls.forward(query, inputs.key, value, data, forward, scale, change=change)
-    gradients = interval_calls.backward(
+    out, lse = interval_calls.forward(
+        query, inputs.key, value, data, forward, scale, change=change, sinks=inputs.sinks
+    )
+    *gradients, products = interval_calls.backward(
         query, inputs.key, value, out, lse, inputs.out_grad, inputs.lse_grad, data, backward,
         scale, change=change,
     )  # fmt: skip
+    if inputs.sinks is not None:
+        gradients.append(attention.sinks_grad(inputs.sinks, lse, -products))
     return out, lse, *gradients
 
 
@@ -116,6 +122,59 @@ def test_a_change_of_scores(case, name: str):
     assert _wrong(inputs, rows, _results(inputs, rows, 0.4), 0.4, mod)
 
 
+@pytest.mark.parametrize("case", [GROUPED, ALONE, NARROW], ids=["grouped", "alone", "padded"])
+@pytest.mark.parametrize("rows", ["one", "each"])
+@pytest.mark.parametrize("mask", ["few rows", "random"])
+def test_sinks(case, rows: str, mask: str):
+    """Under masks with rows that see no key, by both forms of them."""
+    inputs, (batch, length, keys, heads, _) = _drawn(case), case[0]
+    sinks = 4 * jax.random.normal(jax.random.key(1), (batch if rows == "each" else 1, heads))
+    inputs = replace(inputs, sinks=sinks)
+    made = intervals.masks(2, batch, length, keys)[mask]
+    for one in (made, _seen(made, keys)):
+        got = _results(inputs, one, 0.1)
+        assert _wrong(inputs, one, got, 0.1) == []
+    assert _wrong(replace(inputs, sinks=sinks + 0.1), made, got, 0.1)
+    assert jnp.isneginf(got[1]).any()
+
+
+def test_sinks_of_16_bits_are_taken_exactly():
+    inputs, rows = _drawn(NARROW), intervals.causal(150, 150)
+    sinks = jnp.asarray([[1.3, -2.7, 5.1]], "bfloat16")
+    narrow, wide = (
+        _results(replace(inputs, sinks=x), rows, 0.1) for x in (sinks, sinks.astype("float32"))
+    )
+    for x, y in zip(narrow[:5], wide[:5], strict=True):
+        assert (x == y).all()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_sinks_beside_a_change_of_scores(name: str):
+    mod, ending, read = CHANGES[name]
+    variants = {x.variant for x in emulated().library.sets if x.variant_name.endswith(ending)}
+    change = Change(variants.pop(), read)
+    inputs = replace(_drawn(GROUPED), sinks=jnp.asarray([[1.0, -2.0, 5.0, 0.0]]))
+    rows = intervals.masks(0, *GROUPED[0][:3])["blocky"]
+    assert _wrong(inputs, rows, _results(inputs, rows, 0.4, change), 0.4, mod) == []
+
+
+def test_sinks_of_minus_infinity_are_none_and_large_ones_take_everything():
+    inputs = _drawn(NARROW)
+    rows = intervals.masks(2, *NARROW[0][:3])["few rows"]
+    none = replace(inputs, sinks=jnp.full((1, 3), -jnp.inf))
+    *got, dsinks = _results(none, rows, 0.1)
+    for x, y in zip(got, _results(inputs, rows, 0.1), strict=True):
+        assert (x == y).all()
+    assert (dsinks == 0).all()
+    large = replace(inputs, sinks=jnp.full((1, 3), 1e5))
+    out, lse, *gradients, dsinks = _results(large, rows, 0.1)
+    assert all((x == 0).all() for x in (out, *gradients))
+    is_live = jnp.asarray(_seen(rows, 150).any(axis=3))
+    assert (lse == jnp.where(is_live, 1e5, -jnp.inf)).all()
+    expected = jnp.where(is_live, inputs.lse_grad, 0).sum(axis=(0, 2))
+    np.testing.assert_allclose(dsinks[0], expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", [ALONE, NARROW], ids=["two head dims", "padded"])
 @pytest.mark.parametrize("mask", ["window and sinks", "blocky"])
 def test_other_heads_lengths_and_dtypes(case, mask: str):
@@ -147,7 +206,7 @@ def test_the_judge_notices_another_scale_and_another_mask():
     inputs = _drawn(NARROW)
     causal, window = intervals.causal(150, 150), intervals.window(150, 150, 149)
     got = _results(inputs, causal, 0.1)
-    assert {x.name for x in _wrong(inputs, causal, got, 0.105)} == {*attention.NAMES}
+    assert {x.name for x in _wrong(inputs, causal, got, 0.105)} == {*attention.NAMES[:5]}
     assert _wrong(inputs, window, got, 0.1)
 
 

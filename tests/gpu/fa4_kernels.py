@@ -1,13 +1,16 @@
 """Checks FlashAttention-4's compiled kernels under drawn masks, and measures them.
 
-usage: python tests/gpu/fa4_kernels.py [--set NAME ...] [--seconds N] [--times] [--out FOLDER]
+usage: python tests/gpu/fa4_kernels.py [--set NAME ...] [--seconds N] [--sinks] [--times]
+                                       [--out FOLDER]
 
 The library is that of ATTN_DISPATCH_FA4_LIBRARY, or else where build-fa4 puts it. Results and
 scratch memory are filled with NaN before every call. Every set of kernels runs every kind of mask
 in several shapes: grouped heads, lengths that end within a tile, other numbers of keys than of
-rows, rows that see nothing. The exit status is 1 if an error exceeds what is allowed.
+rows, rows that see nothing. Each call runs without sinks and with drawn ones, of which some are
+infinite or large. The exit status is 1 if an error exceeds what is allowed.
 
---times measures 8,192 rows of 32 heads on 8, head dim 128, beside what attn_dispatch runs today.
+--sinks leaves out the calls without sinks. --times measures 8,192 rows of 32 heads on 8, head dim
+128, beside what attn_dispatch runs today; and 64 heads on 8, head dim 64, with and without sinks.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import attn_dispatch
 from attn_dispatch import mods
+from attn_dispatch.core.rewrites.sinks import with_sinks
 from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
+from attn_dispatch.semantics.sinks_grad import delta_of
 from tests.support import bits
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
@@ -55,12 +61,14 @@ def results(
 ) -> attention.Results:
     """What the kernels compute under a mask, rows or bits."""
     out, lse = interval_calls.forward(
-        inputs.query, inputs.key, inputs.value, mask, forward_lists, scale
+        inputs.query, inputs.key, inputs.value, mask, forward_lists, scale, sinks=inputs.sinks
     )
-    gradients = interval_calls.backward(
+    *gradients, products = interval_calls.backward(
         inputs.query, inputs.key, inputs.value, out, lse, inputs.out_grad, inputs.lse_grad,
         mask, backward_lists, scale,
     )  # fmt: skip
+    if inputs.sinks is not None:
+        gradients.append(attention.sinks_grad(inputs.sinks, lse, -products))
     return out, lse, *gradients
 
 
@@ -103,16 +111,36 @@ def masks_of(seed: int, shape: tuple[int, int, int, int, int]) -> dict[str, np.n
     return masks
 
 
-def check_set(kernels: KernelSet, deadline: float) -> Iterator[tuple[str, attention.Check]]:
+def sinks_of(seed: int, shape: tuple[int, int, int, int, int]) -> dict[str, np.ndarray]:
+    """Sinks of one batch row and of all, which take a share that varies, and some that take
+    nothing or everything."""
+    rng = np.random.default_rng(seed)
+    drawn = {
+        f"sinks [{x}, {shape[3]}]": (4 + 2 * rng.standard_normal((x, shape[3]))).astype(np.float32)
+        for x in {1, shape[0]}
+    }
+    extreme = np.resize(np.asarray([-np.inf, 1e4, -1e4, 5, 3e38], np.float32), (1, shape[3]))
+    return drawn | {"extreme sinks": extreme}
+
+
+def check_set(
+    kernels: KernelSet, deadline: float, *, only_sinks: bool
+) -> Iterator[tuple[str, attention.Check]]:
     """A check of every result of every mask in every shape."""
     dims = (kernels.head_dim, kernels.head_dim_v)
     for seed, shape in enumerate(_SHAPES):
         inputs = attention.drawn(seed, shape, dims, kernels.dtype)
-        for name, mask in masks_of(seed, shape).items():
-            if time.monotonic() > deadline:
-                return
-            for check in check_mask(inputs, mask, dims[0] ** -0.5):
-                yield f"{kernels.name} {list(shape)} {name}", check
+        sinks = sinks_of(seed, shape) if kernels.takes_sinks else {}
+        for i, (name, mask) in enumerate(masks_of(seed, shape).items()):
+            calls = {} if only_sinks else {name: inputs}
+            if sinks:  # one kind with each mask, in turn
+                kind = list(sinks)[i % len(sinks)]
+                calls[f"{name}, {kind}"] = replace(inputs, sinks=jnp.asarray(sinks[kind]))
+            for case, one in calls.items():
+                if time.monotonic() > deadline:
+                    return
+                for check in check_mask(one, mask, dims[0] ** -0.5):
+                    yield f"{kernels.name} {list(shape)} {case}", check
 
 
 def check_mask(
@@ -217,22 +245,65 @@ def time_masks(length: int = 8192) -> dict[str, dict[str, float]]:
     return found
 
 
+def time_sinks(length: int = 8192) -> dict[str, dict[str, float]]:
+    """The same for calls without sinks, with sinks in the kernel, and with sinks taken into out and
+    lse afterwards; and of whole calls by our kernels and by cuDNN."""
+    inputs = attention.drawn(0, (1, length, length, 64, 8), (64, 64), "bfloat16")
+    arrays = (inputs.query, inputs.key, inputs.value)
+    sinks = jnp.linspace(-2, 6, 64, dtype=jnp.float32)[None]
+    found = {}
+    for name, rows, window in (
+        ("causal", intervals.causal(length, length), (None, None)),
+        ("window 128", intervals.window(length, length, 128), (127, 0)),
+    ):
+        programs = {
+            "without": programs_of(inputs, rows),
+            "in the kernel": programs_of(replace(inputs, sinks=sinks), rows),
+            "afterwards": programs_of(replace(inputs, sinks=sinks), rows, is_afterwards=True),
+        }
+        for implementation in ("fa4", "cudnn"):
+
+            def call(q, k, v, implementation=implementation, window=window):
+                return attn_dispatch.dot_product_attention(
+                    q, k, v, sinks=sinks[0], is_causal=True, local_window_size=window,
+                    implementation=implementation,
+                )  # fmt: skip
+
+            programs[f"call of {implementation}"] = (jax.jit(call), differentiated(call))
+        for what, which, given in (("f", 0, arrays), ("f+b", 1, (*arrays, inputs.out_grad))):
+            times = measured({x: (y[which], given) for x, y in programs.items()})
+            shown = ", ".join(f"{x} {y:.0f} us" for x, y in times.items())
+            print(f"sinks, {name} {what}: {shown}", flush=True)
+            found[f"sinks, {name} {what}"] = times
+    return found
+
+
 def programs_of(
-    inputs: attention.Inputs, mask: np.ndarray
+    inputs: attention.Inputs, mask: np.ndarray, *, is_afterwards: bool = False
 ) -> tuple[Callable[..., object], Callable[..., object]]:
-    """The forward pass of a mask, and both passes."""
+    """The forward pass of a mask, and both passes, with sinks in the kernel or after it."""
     scale = inputs.query.shape[-1] ** -0.5
     on_device = jax.device_put((data_of(mask), *lists_for(mask, inputs.query, inputs.value)))
     data, forward_lists, backward_lists = on_device
+    sinks = inputs.sinks
 
     def forward(q, k, v):
-        return interval_calls.forward(q, k, v, data, forward_lists, scale)
+        inside = None if is_afterwards else sinks
+        out, lse = interval_calls.forward(q, k, v, data, forward_lists, scale, sinks=inside)
+        if not is_afterwards:
+            return out, lse
+        return tuple(with_sinks({"out": out, "lse": lse}, sinks).values())
 
     def both(q, k, v, out_grad):
         out, lse = forward(q, k, v)
-        return out, *interval_calls.backward(
+        *gradients, products = interval_calls.backward(
             q, k, v, out, lse, out_grad, None, data, backward_lists, scale
         )
+        if sinks is not None:
+            if is_afterwards:
+                products = delta_of({"out": out, "out_grad": out_grad})
+            gradients.append(attention.sinks_grad(sinks, lse, -products))
+        return out, *gradients
 
     return jax.jit(forward), jax.jit(both)
 
@@ -275,6 +346,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", action="append", dest="sets", help="a pattern of sets' names")
     parser.add_argument("--seconds", type=float, default=420, help="the time for checks")
+    parser.add_argument("--sinks", action="store_true", help="check calls with sinks alone")
     parser.add_argument("--times", action="store_true", help="measure as well")
     parser.add_argument("--out", type=Path, help="a folder for the numbers")
     args = parser.parse_args()
@@ -286,9 +358,10 @@ def main() -> None:
     times: dict[str, dict[str, float]] = {}
     if args.times:
         poison = os.environ.pop("ATTN_DISPATCH_POISON")
-        times = time_masks()
+        times = ({} if args.sinks else time_masks()) | time_sinks()
         os.environ["ATTN_DISPATCH_POISON"] = poison
-    rows, wrong = check_all(library, args.sets or ["*"], time.monotonic() + args.seconds)
+    chosen, until = args.sets or ["*"], time.monotonic() + args.seconds
+    rows, wrong = check_all(library, chosen, until, only_sinks=args.sinks)
     if args.out:
         report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
         report |= {"versions": library.versions, "times": times, "checks": rows}
@@ -299,7 +372,7 @@ def main() -> None:
 
 
 def check_all(
-    library: compiled.CompiledLibrary, patterns: list[str], deadline: float
+    library: compiled.CompiledLibrary, patterns: list[str], deadline: float, *, only_sinks: bool
 ) -> tuple[list[dict[str, object]], int]:
     """Every check as a row of the report, and how many are wrong."""
     plain = [x for x in library.sets if not x.variant]
@@ -311,7 +384,8 @@ def check_all(
         # A share of the time for each, so that none is left out.
         until = started + (deadline - started) * (i + 1) / len(chosen)
         count, worst = 0, {}
-        for case, check in (*check_set(kernels, until), *(check_graphs() if i == 0 else ())):
+        checks = check_set(kernels, until, only_sinks=only_sinks)
+        for case, check in (*checks, *(check_graphs() if i == 0 else ())):
             share = check.error / check.allowed if check.allowed else float(check.error > 0)
             worst[check.name] = max(worst.get(check.name, 0.0), share)
             rows.append({"case": case, "result": check.name, "error": check.error,

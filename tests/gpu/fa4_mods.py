@@ -96,7 +96,7 @@ def results(
     out, lse = interval_calls.forward(
         inputs.query, inputs.key, inputs.value, rows, forward_lists, scale, change=change
     )
-    gradients = interval_calls.backward(
+    *gradients, _ = interval_calls.backward(
         inputs.query, inputs.key, inputs.value, out, lse, inputs.out_grad, inputs.lse_grad,
         rows, backward_lists, scale, change=change,
     )  # fmt: skip

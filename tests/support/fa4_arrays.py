@@ -55,6 +55,10 @@ class Pass:
     def has_bits(self) -> bool:
         return "bits" in self.operands
 
+    @property
+    def has_sinks(self) -> bool:
+        return "sinks" in self.operands
+
     def changed(self, **arrays: Array) -> Pass:
         """The pass with these arrays in place of those of the same names."""
         assert set(arrays) <= {*self.operands, *self.results}
@@ -73,8 +77,9 @@ def made(
     is_backward: bool,
     masks: int = 1,
     mask_heads: int | None = None,
+    has_sinks: bool = False,
 ) -> Pass:
-    """A pass of shape (B, T, S, N, K) whose mask has `masks` batch rows.
+    """A pass of shape (B, T, S, N, K) whose mask, and sinks if it has any, have `masks` batch rows.
 
     With `mask_heads`, the mask is bits of so many heads; without, rows.
     """
@@ -99,6 +104,8 @@ def made(
         operands["rows"] = Array("int32", (masks, rows, 4))
     else:
         operands["bits"] = Array("uint32", (masks, mask_heads, rows, -(-keys // 32)))
+    if has_sinks:
+        operands["sinks"] = Array("float32", (masks, heads))
     for i, letter in enumerate(kernels.variant_arrays):
         operands[f"mod_{i}"] = Array("float32" if letter == "f" else "int32", (5 + i,))
     return Pass(kernels, operands, results, is_backward)

@@ -30,7 +30,7 @@ LIBRARY = CompiledLibrary(
         KernelSet(
             f"64_64_{dtype}", "sm90", dtype, 64, 64,
             forward_tile_m=4, forward_tile_n=3, backward_tile_m=2, backward_tile_n=5,
-            backward_subtiles=2, differentiates_grouped_heads=True,
+            backward_subtiles=2, differentiates_grouped_heads=True, takes_sinks=True,
         )
         for dtype in ("bfloat16", "float32")
     ),
@@ -41,9 +41,9 @@ LIBRARY = CompiledLibrary(
 def install(patch: pytest.MonkeyPatch, kernels: ModuleType = in_numpy) -> None:
     """Let every program run these kernels, in blocks of `for_h200`."""
 
-    def forward(query, key, value, rows, lists, scale, arch, change):
+    def forward(query, key, value, rows, lists, scale, arch, change, sinks):
         tile = interval_calls.forward_set(query, value, arch).forward_tiles
-        return kernels.forward(tile, query, key, value, rows, lists, scale)
+        return kernels.forward(tile, query, key, value, rows, lists, scale, sinks)
 
     def backward(query, key, value, out, lse, out_grad, lse_grad, rows, lists, scale, arch, change):
         tile = interval_calls.backward_set(query, value, arch).backward_tiles

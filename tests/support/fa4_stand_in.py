@@ -26,9 +26,13 @@ from tests.support.repository import ROOT
 SOURCE = Path(__file__).parent / "fa4_emulator" / "kernels.c"
 BUILD_FA4 = Path(linking.__file__).parent
 
-NAMES = ("sm90_d64_bfloat16", "sm90_d64_float16", "sm90_d96_float16", "sm90_d192_128_bfloat16")
+WITHOUT_SINKS = "sm100_d64_float16"
+NAMES = (
+    "sm90_d64_bfloat16", "sm90_d64_float16", "sm90_d96_float16", "sm90_d192_128_bfloat16",
+    WITHOUT_SINKS,
+)  # fmt: skip
 """Sets that differ in what matters to the handlers: dtype, subtiles, and whether gradients of
-grouped heads are there."""
+grouped heads, and sinks, are there."""
 
 MODS = (
     "attn_dispatch.mods:soft_cap(3.0)",

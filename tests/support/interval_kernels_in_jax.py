@@ -11,24 +11,58 @@ import jax
 import jax.numpy as jnp
 
 
-def forward(tile: tuple[int, int], q: Any, k: Any, v: Any, rows: Any, lists: Any, scale: float):
+def forward(
+    tile: tuple[int, int],
+    q: Any,
+    k: Any,
+    v: Any,
+    rows: Any,
+    lists: Any,
+    scale: float,
+    sinks: Any = None,
+):
     """out [B, T, N, V] and lse [B, N, T], for tiles of (queries, keys)."""
     seen = _seen(tile, rows, lists, k.shape[1], is_backward=False)
-    return _attention(q, k, v, seen, scale)
+    out, lse = _attention(q, k, v, seen, scale)
+    return (out, lse) if sinks is None else with_sinks(out, lse, sinks)
+
+
+def with_sinks(out: Any, lse: Any, sinks: Any) -> tuple[Any, Any]:
+    """The results with sinks [1|B, N], where a row sees a key."""
+    sinks = sinks.astype(jnp.float32)[:, :, None]
+    whole = jnp.where(lse == -jnp.inf, lse, jnp.logaddexp(lse, sinks))
+    share = jnp.where(lse == -jnp.inf, 0, jnp.exp(lse - jnp.where(lse == -jnp.inf, 0, whole)))
+    return (out * share.swapaxes(1, 2)[..., None]).astype(out.dtype), whole
 
 
 def backward(tile: tuple[int, int], operands: Any, rows: Any, lists: Any, scale: float):
-    """The gradients of q, k and v from (q, k, v, out, lse, out_grad, lse_grad)."""
-    q, k, v, _, _, out_grad, lse_grad = operands
+    """The gradients of q, k and v from (q, k, v, out, lse, out_grad, lse_grad), and each row's
+    Σ out · out_grad - lse_grad."""
+    q, k, v, out, lse, out_grad, lse_grad = (x.astype(jnp.float32) for x in operands)
+    group = q.shape[2] // k.shape[2]
     seen = _seen(tile, rows, lists, k.shape[1], is_backward=True)
-    _, pull = jax.vjp(lambda *x: _attention(*x, seen, scale), q, k, v)
-    return pull((out_grad, lse_grad))
+    products = jnp.einsum("btnv,btnv->bnt", out, out_grad) - lse_grad
+    k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
+    above = _scores(q, k, seen, scale) - jnp.where(lse == -jnp.inf, 0, lse)[..., None]
+    weights = jnp.where(seen[:, None], jnp.exp(above), 0)
+    weights_grad = jnp.einsum("btnv,bsnv->bnts", out_grad, v)
+    scores_grad = scale * weights * (weights_grad - products[..., None])
+    dq = jnp.einsum("bnts,bsnh->btnh", scores_grad, k)
+    dk = jnp.einsum("bnts,btnh->bsnh", scores_grad, q)
+    dv = jnp.einsum("bnts,btnv->bsnv", weights, out_grad)
+    dk, dv = (x.reshape(*x.shape[:2], -1, group, x.shape[3]).sum(axis=3) for x in (dk, dv))
+    grads = (x.astype(y.dtype) for x, y in zip((dq, dk, dv), operands, strict=False))
+    return *grads, products
+
+
+def _scores(q: Any, k: Any, seen: jax.Array, scale: float) -> jax.Array:
+    return jnp.where(seen[:, None], scale * jnp.einsum("btnh,bsnh->bnts", q, k), -1e30)
 
 
 def _attention(q: Any, k: Any, v: Any, seen: jax.Array, scale: float) -> tuple[Any, Any]:
     dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    scores = jnp.where(seen[:, None], scale * jnp.einsum("btnh,bsnh->bnts", q, k), -1e30)
+    scores = _scores(q, k, seen, scale)
     top = scores.max(axis=3, keepdims=True)
     weights = jnp.where(seen[:, None], jnp.exp(scores - top), 0)
     total = weights.sum(axis=3, keepdims=True)

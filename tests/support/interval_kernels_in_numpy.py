@@ -51,6 +51,7 @@ def forward(
     data: Any,
     lists: Any,
     scale: float,
+    sinks: Any = None,
     code: Code = Code(),
     arrays: Arrays = (),
 ):
@@ -59,7 +60,8 @@ def forward(
     out = jax.ShapeDtypeStruct((batch, queries, heads, v.shape[3]), q.dtype)
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
     run = partial(_forward, tile, scale=scale, code=code)
-    return _in_callback(run, (out, lse), (q, k, v), (data, *lists), arrays)
+    further = () if sinks is None else (sinks,)
+    return _in_callback(run, (out, lse), (q, k, v), (data, *lists), arrays, further)
 
 
 def backward(
@@ -71,11 +73,12 @@ def backward(
     code: Code = Code(),
     arrays: Arrays = (),
 ):
-    """The gradients of q, k and v from (q, k, v, out, lse, out_grad, lse_grad), in a callback.
+    """The gradients of q, k and v from (q, k, v, out, lse, out_grad, lse_grad), and the sums of
+    out · out_grad - lse_grad [B, N, T], in a callback.
 
     Lists are those of tiles of keys; `tile` is (queries, keys).
     """
-    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[:3])
+    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*operands[:3], operands[4]))
     run = partial(_backward, tile, scale=scale, code=code)
     return _in_callback(run, types, tuple(operands), (data, *lists), arrays)
 
@@ -88,7 +91,14 @@ def _in_callback(function: Callable[..., Arrays], types: Arrays, *groups: Arrays
 
 
 def _forward(
-    tile: tuple[int, int], qkv: Arrays, mask: Arrays, arrays: Arrays, *, scale: float, code: Code
+    tile: tuple[int, int],
+    qkv: Arrays,
+    mask: Arrays,
+    arrays: Arrays,
+    sinks: Arrays,
+    *,
+    scale: float,
+    code: Code,
 ) -> Arrays:
     query, key, value = (np.asarray(x, np.float64) for x in qkv)
     key, value = (np.repeat(x, query.shape[2] // key.shape[2], axis=2) for x in (key, value))
@@ -112,7 +122,17 @@ def _forward(
                 lse[b, heads][:, t] = np.log(total) + np.where(top == -np.inf, 0, top)
             weights /= np.where(total == 0, 1, total)[..., None]
             out[b, :, heads][t] = np.einsum("nts,snh->tnh", weights[..., reached], v[reached])
+    for one in sinks:
+        added = _added(lse, np.asarray(one, np.float64)[..., None])
+        out *= np.exp(-added).swapaxes(1, 2)[..., None]
+        lse += added
     return out.astype(qkv[0].dtype), lse.astype(np.float32)
+
+
+def _added(lse: np.ndarray, sinks: np.ndarray) -> np.ndarray:
+    """What sinks [1|B, N, 1] add to lse: nothing in rows that see no key."""
+    sees_none = lse == -np.inf
+    return np.where(sees_none, 0, np.logaddexp(0, sinks - np.where(sees_none, 0, lse)))
 
 
 def _backward(
@@ -151,7 +171,8 @@ def _backward(
                 dk[s] += scale * np.einsum("nts,tnh->snh", ds, q[t])
                 dq[t] += scale * np.einsum("nts,snh->tnh", ds, k[s])
     dk, dv = (_summed(x, group) for x in (all_dk, all_dv))
-    return tuple(x.astype(y.dtype) for x, y in zip((all_dq, dk, dv), operands[:3], strict=True))
+    results = zip((all_dq, dk, dv, all_products), (*operands[:3], operands[4]), strict=True)
+    return tuple(x.astype(y.dtype) for x, y in results)
 
 
 def _parts(mask: Arrays, shape: tuple[int, ...]) -> Iterator[tuple[int, slice, list[Any]]]:

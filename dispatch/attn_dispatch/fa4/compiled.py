@@ -35,6 +35,7 @@ class KernelSet:
     backward_tile_n: int
     backward_subtiles: int
     differentiates_grouped_heads: bool
+    takes_sinks: bool = False
     variant: str = ""
     """The digest of the change of scores that they compute (score_variant.py); "" for none."""
     variant_name: str = ""

@@ -14,6 +14,9 @@ of kernels that runs the call.
 
 Kernels of a variant change scores before the mask; `change` has its digest and the arrays that it
 reads, each of any shape, as float32 or int32.
+
+Sinks [1|B, N] are scores of one more key, whose value is 0, of all rows that see a key: out and lse
+of a forward pass include them.
 """
 
 from __future__ import annotations
@@ -72,6 +75,7 @@ def forward(
     scale: float,
     arch: str = "sm90",
     change: Change = NO_CHANGE,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """out and lse."""
     kernels = forward_set(query, value, arch, change.variant)
@@ -82,9 +86,11 @@ def forward(
         jax.ShapeDtypeStruct((batch, length, heads, kernels.head_dim_v), query.dtype),
         jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
     ]
-    operands = (query_wide, key_wide, value_wide, *lists, mask, *_flat(change))
+    further = [*([] if sinks is None else [sinks.astype(jnp.float32)]), *_flat(change)]
+    operands = (query_wide, key_wide, value_wide, *lists, mask, *further)
     call = jax.ffi.ffi_call(FORWARD_TARGET, results)
-    out, lse = call(*operands, **_attributes(kernels, kernels.forward_tiles, mask, scale))
+    attributes = _attributes(kernels, kernels.forward_tiles, mask, scale)
+    out, lse = call(*operands, **attributes, sinks=sinks is not None)
     return out[..., : value.shape[-1]], lse
 
 
@@ -101,8 +107,11 @@ def backward(
     scale: float,
     arch: str = "sm90",
     change: Change = NO_CHANGE,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of query, key and value. A `lse_grad` of None is zero."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value, and Σ out · out_grad - lse_grad of each row [B, N, T].
+
+    A `lse_grad` of None is zero. out and lse include the call's sinks, if it has any.
+    """
     kernels = backward_set(query, value, arch, change.variant)
     query_wide, key_wide = (pad_last(x, kernels.head_dim) for x in (query, key))
     columns = (pad_last(x, kernels.head_dim_v) for x in (value, out, out_grad))
@@ -114,9 +123,10 @@ def backward(
     results = [*grads, *_scratch(kernels, query, key)]
     call = jax.ffi.ffi_call(BACKWARD_TARGET, results)
     attributes = _attributes(kernels, kernels.backward_tiles, mask, scale)
-    dq, dk, dv, *_ = call(*operands, *lists, mask, *_flat(change), **attributes)
+    dq, dk, dv, products, *_ = call(*operands, *lists, mask, *_flat(change), **attributes)
     width, width_v = query.shape[-1], value.shape[-1]
-    return dq[..., :width], dk[..., :width], dv[..., :width_v]
+    gradients = dq[..., :width], dk[..., :width], dv[..., :width_v]
+    return *gradients, products[..., : query.shape[1]]
 
 
 def _flat(change: Change) -> list[jax.Array]:

@@ -21,6 +21,7 @@ from attn_dispatch.semantics.mask_arrays import MaskArrays
 from attn_dispatch.semantics.real_rows import each_query_attends, may_have_padding
 from attn_dispatch.semantics.row_flags import PADDING, REAL, with_invalid
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
+from attn_dispatch.semantics.sinks_grad import sinks_grad_of_rows
 
 Operands = Mapping[str, jax.Array]
 Results = tuple[jax.Array, ...]
@@ -38,6 +39,7 @@ def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: st
         positive_scale(spec),
         arch,
         _change(spec, operands),
+        operands.get("sinks"),
     )
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
@@ -56,7 +58,7 @@ def backward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: s
     if lse_grad is not None:
         # The gradient of a padding row's lse may be NaN.
         lse_grad = jnp.where(lse == -jnp.inf, 0, lse_grad)
-    dq, dk, dv = interval_calls.backward(
+    dq, dk, dv, products = interval_calls.backward(
         _cleared(scaled_query(spec, operands["query"]), real_queries),
         _cleared(operands["key"], rows.real_keys),
         _cleared(operands["value"], rows.real_keys),
@@ -76,6 +78,8 @@ def backward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: s
         "key": _cleared(dk, rows.real_keys),
         "value": _cleared(dv, rows.real_keys),
     }
+    if "sinks" in spec.wanted.gradients:
+        gradients["sinks"] = sinks_grad_of_rows(spec, operands, -products)
     return tuple(gradients[name] for name in spec.wanted.gradients)
 
 

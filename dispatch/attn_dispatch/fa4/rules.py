@@ -8,7 +8,7 @@ from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.fa4 import compiled, score_rules
 from attn_dispatch.fa4.call import kernels_for, plain_kernels_for, score_change, tiles_of
-from attn_dispatch.fa4.compiled import CompiledLibrary
+from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
 from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import interval_plan, mask_data
@@ -25,7 +25,9 @@ FEATURES = (
     "logits_soft_cap",
     "alibi_slopes",
     "score_mod",
+    "sinks",
     "the gradient of lse",
+    "the gradient of sinks",
 )
 
 _MAX_BLOCKS = 65535
@@ -71,6 +73,14 @@ _COMPILED = Rule[_KernelCall](
 )
 
 
+_SINKS = Rule[KernelSet](
+    "fa4/sinks",
+    lambda kernels: not kernels.takes_sinks,
+    "sinks: kernels for {arch} take none",
+    facts=lambda kernels: {"arch": kernels.arch},
+)
+
+
 def _is_grouped(spec: AttentionSpec) -> bool:
     return spec.is_backward and spec.num_heads != spec.num_kv_heads
 
@@ -97,4 +107,5 @@ def _kernel_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reas
     kernels = kernels_for(spec, library)
     if kernels is None:
         return (score_rules.not_compiled(spec),)
-    return interval_plan.not_supported_reasons(spec, tiles_of(kernels))
+    sinks = broken((_SINKS,), kernels) if spec.has("sinks") else ()
+    return (*sinks, *interval_plan.not_supported_reasons(spec, tiles_of(kernels)))

@@ -15,10 +15,17 @@ from attn_dispatch.call.spec import AttentionSpec
 
 def sinks_grad(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
     """The gradient of sinks, [1|B, N], in a backward call."""
-    lse = operands["lse"]
     row_grad = -delta_of(operands)
     if spec.has("lse_grad"):
         row_grad = row_grad + operands["lse_grad"]
+    return sinks_grad_of_rows(spec, operands, row_grad)
+
+
+def sinks_grad_of_rows(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array], row_grad: jax.Array
+) -> jax.Array:
+    """The same from dlse - delta of each row, [B, N, T]."""
+    lse = operands["lse"]
     sinks = operands["sinks"].astype(jnp.float32)[:, :, None]
     # Padding rows may hold NaN.
     grad = jnp.where(lse == -jnp.inf, 0, jnp.exp(sinks - lse) * row_grad).sum(axis=2)

@@ -50,6 +50,7 @@ sys.path.append(str(Path(__file__).parent))  # not there with python -I
 import score_functions  # noqa: E402
 import sm100_kernels  # noqa: E402
 import tile_order  # noqa: E402
+from forward_kernel import Forward  # noqa: E402
 from mask_forms import BITS_FORM, ROWS_FORM, VECTOR, tensor  # noqa: E402
 
 BATCH, ROWS, KEYS, HEADS, KV_HEADS = (cute.sym_int() for _ in range(5))
@@ -69,18 +70,6 @@ def _lists():
 
 score_functions.replace_loops(flash_fwd_sm90, flash_bwd_sm90)
 tile_order.install()
-
-
-class Forward(flash_fwd_sm90.FlashAttentionForwardSm90):
-    """The forward kernel, with the number of query heads for each key head taken from shapes."""
-
-    def load(self, mQ, mK, *rest):
-        constant = self.qhead_per_kvhead
-        self.qhead_per_kvhead = mQ.shape[2] // mK.shape[2]  # these are [rows, dim, heads, batch]
-        try:
-            return flash_fwd_sm90.FlashAttentionForwardSm90.load(self, mQ, mK, *rest)
-        finally:
-            self.qhead_per_kvhead = constant
 
 
 class SharedHeads(int):
@@ -130,6 +119,10 @@ class Set:
     @staticmethod
     def _lse():
         return tensor(Float32, (BATCH, HEADS, ROWS), 4)
+
+    @staticmethod
+    def _sinks():
+        return tensor(Float32, (BATCH, HEADS), 4)
 
     @staticmethod
     def _row_numbers():
@@ -185,7 +178,13 @@ class Set:
     def forward_bits(self):
         return self._forward(*BITS_FORM)
 
-    def _forward(self, mask, mask_array):
+    def forward_sinks(self):
+        return self._forward(*ROWS_FORM, sinks=(self._sinks(),))
+
+    def forward_bits_sinks(self):
+        return self._forward(*BITS_FORM, sinks=(self._sinks(),))
+
+    def _forward(self, mask, mask_array, sinks=()):
         run = self._forward_kernel(mask)
 
         @cute.jit
@@ -200,18 +199,22 @@ class Set:
             full_counts: cute.Tensor,
             full_indices: cute.Tensor,
             mask_data: cute.Tensor,
+            sinks: tuple,
             mod_arrays: tuple,
             scale: Float32,
             stream: cuda.CUstream,
         ):
             lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
             data = AuxData(tensors=[mask_data, *mod_arrays])
+            sink = sinks[0] if const_expr(len(sinks) > 0) else None
             run(
-                q, k, v, out, lse, scale, blocksparse_tensors=lists, aux_data=data, stream=stream
+                q, k, v, out, lse, scale, learnable_sink=sink, blocksparse_tensors=lists,
+                aux_data=data, stream=stream,
             )  # fmt: skip
 
         arrays = (self._query(), self._key(), self._value(), self._out(), self._lse())
-        return forward, (*arrays, *_lists(), mask_array(BATCH, HEADS, ROWS), self._mod_arrays())
+        mask_data = mask_array(BATCH, HEADS, ROWS)
+        return forward, (*arrays, *_lists(), mask_data, sinks, self._mod_arrays())
 
     def preprocess(self):
         run = FlashAttentionBackwardPreprocess(

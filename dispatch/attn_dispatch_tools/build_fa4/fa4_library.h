@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file, or the arguments of a kernel, does. */
-#define ATTN_DISPATCH_FA4_INTERFACE 3
+#define ATTN_DISPATCH_FA4_INTERFACE 4
 
 /* The name of the function that the library exports, of type AttnFa4Get. */
 #define ATTN_DISPATCH_FA4_GET "attn_dispatch_fa4_library"
@@ -59,6 +59,7 @@ ATTN_DISPATCH_FA4_ARRAY(AttnFa4Counts, 3, 2);  /* [batch, heads, lines], int32 *
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Indices, 4, 3); /* [batch, heads, lines, width], int32 */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Rows, 2, 1);    /* [batch, rows, (4)], int32 */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Bits, 4, 3);    /* [batch, heads, rows, words], uint32 */
+ATTN_DISPATCH_FA4_ARRAY(AttnFa4Sinks, 2, 1);   /* [batch, heads], float */
 
 /* An array that a score_mod reads, flat: any number of float or int32. */
 typedef struct {
@@ -74,6 +75,7 @@ typedef struct {
  *   backward          q, k, v, out_grad, lse2, products -> query_sums, dk, dv, lists, rows
  *   backward_grouped  the same, with key_sums and value_sums in place of dk and dv
  *   ..._bits          the same as the kernel without it, with bits in place of rows
+ *   ..._sinks         the same as the kernel without it, with sinks after rows or bits
  *   query_grad        query_sums -> dq
  *   key_value_grad    key_sums -> dk (scaled) or value_sums -> dv (scale 1)
  *
@@ -85,10 +87,13 @@ typedef struct {
  * bits, one for each key of each query row: that of key s is bit s % 32 of word s / 32. Bits past
  * the last key are 0.
  *
- * The kernels of grouped heads are missing (all null) unless the set runs these.
+ * A sink is the score of one more key, whose value is 0, of all rows that see a key.
+ *
+ * The kernels of grouped heads, and those with sinks, are missing (all null) unless the set runs
+ * these.
  *
  * In a variant, the kernels that read a mask change scores before it, and take the arrays that the
- * change reads after rows or bits. */
+ * change reads after all others. */
 typedef struct {
   const char* name;
   const char* arch;  /* "sm90" */
@@ -105,6 +110,8 @@ typedef struct {
   const char* variant_arrays; /* a letter for each array that it reads: f for float, i for int32 */
   AttnFa4Kernel forward;
   AttnFa4Kernel forward_bits;
+  AttnFa4Kernel forward_sinks;
+  AttnFa4Kernel forward_bits_sinks;
   AttnFa4Kernel preprocess;
   AttnFa4Kernel backward;
   AttnFa4Kernel backward_bits;

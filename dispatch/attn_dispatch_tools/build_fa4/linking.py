@@ -15,8 +15,8 @@ from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SOURCE = Path(__file__).with_name("fa4_library.c")
 _KERNELS = (
-    "forward", "forward_bits", "preprocess", "backward", "backward_bits", "query_grad",
-    "backward_grouped", "backward_bits_grouped", "key_value_grad",
+    "forward", "forward_bits", "forward_sinks", "forward_bits_sinks", "preprocess", "backward",
+    "backward_bits", "query_grad", "backward_grouped", "backward_bits_grouped", "key_value_grad",
 )  # fmt: skip
 """The kernels in the order of AttnFa4Set (fa4_library.h)."""
 

@@ -92,11 +92,12 @@ class KernelSet:
         """The names of the set's kernels.
 
         Grouped heads need as many columns of values as of keys: the kernel sums both gradients in
-        the shared memory of one.
+        the shared memory of one. Kernels for sm100 take no sinks.
         """
         masked = ("forward", "forward_bits", "backward", "backward_bits")
         grouped = ("backward_grouped", "backward_bits_grouped", "key_value_grad")
-        shared = (*masked, "preprocess", "query_grad")
+        sinks = ("forward_sinks", "forward_bits_sinks") if self.arch == "sm90" else ()
+        shared = (*masked, *sinks, "preprocess", "query_grad")
         return (*shared, *grouped) if self.head_dim == self.head_dim_v else shared
 
     def as_json(self) -> dict[str, object]:

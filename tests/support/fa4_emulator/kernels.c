@@ -20,9 +20,12 @@
 #define forward_bits 7
 #define backward_bits 8
 #define backward_bits_grouped 9
+#define forward_bits_sinks 10
+#define forward_sinks 11
 
-#define READS_BITS (KERNEL >= forward_bits)
-#define IS_FORWARD (KERNEL == forward || KERNEL == forward_bits)
+#define READS_BITS (KERNEL >= forward_bits && KERNEL <= forward_bits_sinks)
+#define HAS_SINKS (KERNEL >= forward_bits_sinks)
+#define IS_FORWARD (KERNEL == forward || KERNEL == forward_bits || HAS_SINKS)
 #define IS_UNGROUPED (KERNEL == backward || KERNEL == backward_bits)
 #define IS_BACKWARD (IS_UNGROUPED || KERNEL == backward_grouped || KERNEL == backward_bits_grouped)
 
@@ -151,7 +154,7 @@ static void read_line(void** lists, int64_t b, int64_t n, int64_t line, char* ti
 #endif
 
 #if IS_FORWARD
-enum { ARRAYS = 10 + MOD_COUNT };
+enum { MOD_START = 10 + HAS_SINKS, ARRAYS = MOD_START + MOD_COUNT };
 static void compute(void** arrays, float scale) {
   Heads *q = arrays[0], *k = arrays[1], *v = arrays[2], *out = arrays[3];
   Numbers* lse = arrays[4];
@@ -170,7 +173,7 @@ static void compute(void** arrays, float scale) {
           if (tile == NONE || (tile == SOME && !sees(arrays[9], b, n, t, s))) continue;
           const uint16_t* key = head(k, b, s, n / group, HEAD_DIM);
           scores[s] = scale * dot(head(q, b, t, n, HEAD_DIM), key, HEAD_DIM);
-          scores[s] = changed(scores[s], b, n, t, s, arrays + 10);
+          scores[s] = changed(scores[s], b, n, t, s, arrays + MOD_START);
           top = fmaxf(top, scores[s]);
         }
         for (int32_t s = 0; s < keys; ++s) {
@@ -180,6 +183,16 @@ static void compute(void** arrays, float scale) {
           total += weight;
           for (int i = 0; i < HEAD_DIM_V; ++i) sum[i] += weight * wide(value[i]);
         }
+#if HAS_SINKS
+        if (total > 0) {
+          const AttnFa4Sinks* sinks = arrays[10];
+          const float sink = ((float*)sinks->data)[b * sinks->strides[0] + n];
+          const float larger = fmaxf(top, sink), share = expf(top - larger);
+          for (int i = 0; i < HEAD_DIM_V; ++i) sum[i] *= share;
+          total = share * total + expf(sink - larger);
+          top = larger;
+        }
+#endif
         uint16_t* row = head(out, b, t, n, HEAD_DIM_V);
         for (int i = 0; i < HEAD_DIM_V; ++i) row[i] = narrow(total > 0 ? sum[i] / total : 0);
         numbers(lse, b, n)[t] = total > 0 ? top + logf(total) : -INFINITY;

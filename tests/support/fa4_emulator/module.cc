@@ -47,16 +47,16 @@ std::vector<Array> arrays_of(const std::vector<Described>& described) {
 }
 
 // Runs a pass with arrays as the test describes them. Returns the kind of failure, and its message.
-std::pair<std::string, std::string> run(const std::string& name, bool has_bits, bool is_backward,
-                                        const std::vector<Described>& operands,
+std::pair<std::string, std::string> run(const std::string& name, bool has_bits, bool has_sinks,
+                                        bool is_backward, const std::vector<Described>& operands,
                                         const std::vector<Described>& results) {
   CompiledSet* set = compiled_library()->find(name);
-  const MaskForm form = has_bits ? MaskForm::kBits : MaskForm::kRows;
-  Status status = load_pass(*set, form, is_backward, 0);
+  const CallKind kind = {has_bits ? MaskForm::kBits : MaskForm::kRows, has_sinks};
+  Status status = load_pass(*set, kind, is_backward, 0);
   const auto pass = is_backward ? run_backward : run_forward;
   if (status.ok()) {
     status =
-        pass(*set, form, 1, arrays_of(operands), arrays_of(results), /*poisons=*/false, nullptr);
+        pass(*set, kind, 1, arrays_of(operands), arrays_of(results), /*poisons=*/false, nullptr);
   }
   return {code_name(status.code), status.message};
 }

@@ -47,6 +47,13 @@ def test_only_equal_head_dims_have_gradients_of_grouped_heads(kernels):
     assert {"forward", "preprocess", "backward", "query_grad"} <= {*kernels.kernels}
 
 
+def test_kernels_for_sm90_take_sinks():
+    for kernels in SETS.values():
+        forward = {x for x in kernels.kernels if x.startswith("forward")}
+        sinks = {"forward_sinks", "forward_bits_sinks"} if kernels.arch == "sm90" else set()
+        assert forward == {"forward", "forward_bits"} | sinks
+
+
 @pytest.mark.parametrize("kernels", SETS.values(), ids=lambda x: x.name)
 def test_an_entry_of_the_backward_lists_is_128_query_rows(kernels):
     backward = kernels.backward
