@@ -268,7 +268,7 @@ def test_sinks_that_the_attribute_does_not_say_are_refused(fa4):
             run(made(fa4, False, has_sinks=has_sinks), sinks=not has_sinks)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"unknown .*sinks"):
         run(made(fa4, True), sinks=False)
-    assert fa4.driver.lines() == []
+    assert "launch" not in " ".join(fa4.driver.lines())
 
 
 def test_tiles_of_the_other_pass_are_refused(fa4):

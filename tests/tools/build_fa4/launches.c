@@ -69,10 +69,9 @@ static AttnFa4Numbers numbers(int32_t count, int64_t of_head) {
 
 int main(void) {
   const AttnFa4Library* found = attn_dispatch_fa4_library();
-  *found->driver = (AttnFa4Driver){load_library,         get_kernel,
-                                   get_device,           get_device_attribute,
-                                   get_kernel_attribute, set_kernel_attribute,
-                                   launch};
+  *found->driver =
+      (AttnFa4Driver){load_library,         get_kernel,           get_device, get_device_attribute,
+                      get_kernel_attribute, set_kernel_attribute, launch};
   const AttnFa4Set* set = found->sets;
   printf("%d %s %s\n", found->interface, found->versions, set->name);
   AttnFa4Heads q = heads(kRows, kHeads, set->head_dim), k = heads(kKeys, kKeyHeads, set->head_dim);
@@ -84,8 +83,12 @@ int main(void) {
   AttnFa4Rows rows = {0, {kBatch, kRows}, {kRows * 4}};
   void* forward[] = {&q, &k, &v, &out, &lse, &counts, &indices, &counts, &indices, &rows};
   run("forward", &set->forward, forward, 10);
-  const int32_t padded = (kRows + set->backward_tile_m - 1) / set->backward_tile_m *
-                         set->backward_tile_m;
+  AttnFa4Sinks sinks = {0, {kBatch, kHeads}, {0}};
+  void* with_sinks[11] = {[10] = &sinks};
+  for (int i = 0; i < 10; ++i) with_sinks[i] = forward[i];
+  if (set->forward_sinks.run) run("forward_sinks", &set->forward_sinks, with_sinks, 11);
+  const int32_t padded =
+      (kRows + set->backward_tile_m - 1) / set->backward_tile_m * set->backward_tile_m;
   AttnFa4Numbers lse2 = numbers(kHeads, padded), sums = numbers(kHeads, padded * set->head_dim);
   void* preprocess[] = {&out, &out, &lse2, &lse, &lse2, &sums, &lse};
   run("preprocess", &set->preprocess, preprocess, 7);

@@ -29,11 +29,17 @@ HOPPER, BLACKWELL = SETS["sm90_d64_bfloat16"], SETS["sm100_d64_bfloat16"]
 _MACHINES = {"x86-64": 62, "aarch64": 183}
 """Numbers of ELF."""
 
-LAUNCHES = """\
-forward load 0 prepare 0 grid 2 4 2 block 512 1 1 result 0
+_REST = """\
 preprocess load 0 prepare 0 grid 3 4 2 block 256 1 1 result 0
 query_grad load 0 prepare 0 grid 3 4 2 block {} 1 1 result 0
 """
+_FORWARD = "load 0 prepare 0 grid {} block 512 1 1 result 0"
+LAUNCHES = {
+    "sm90": "\n".join(
+        [*(f"{x} {_FORWARD.format('16 1 1')}" for x in ("forward", "forward_sinks")), _REST]
+    ),
+    "sm100": f"forward {_FORWARD.format('2 4 2')}\n{_REST}",
+}
 """Two batch rows with 4 heads of 300 queries, in tiles of 192 or 256, and of 128."""
 
 CASES = [
@@ -90,4 +96,4 @@ def test_host_code_of_the_library_launches_the_kernels(
     assert done.returncode == 0, done.stderr
     first, launches = done.stdout.split("\n", 1)
     assert first.endswith(f" {environment.versions()} {kernels.name}")
-    assert launches == LAUNCHES.format(threads)
+    assert launches == LAUNCHES[kernels.arch].format(threads)
