@@ -38,7 +38,7 @@ finds of it. Such kernels run the calls that do the same to their scores, whoeve
 a soft cap and ALiBi also run as logits_soft_cap and alibi_slopes. Values of arrays that a mod reads
 are not compiled: a call brings its own.
 
-All sets take some 200 seconds of CPU time for each architecture, and as much with each mod. What
+All sets take some 250 seconds of CPU time for each architecture, and as much with each mod. What
 was compiled before is kept.
 """
 
