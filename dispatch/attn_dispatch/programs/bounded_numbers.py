@@ -9,10 +9,15 @@ from math import inf
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 FAR = 2**30
 """Larger than every position; the sum of two such numbers fits int32."""
+_SURELY_NEAR = 2**29
+"""The sum of such a number and a position is not beyond FAR."""
+_T = 2
+"""The place of t among a program's inputs."""
 UNBOUNDED = (-inf, inf)
 """The span of a number of which no bound is known."""
 
@@ -33,10 +38,29 @@ class Number:
     """The bounds of the rest, the number without its multiple of t."""
 
     @property
+    def rest(self) -> int | None:
+        """The number without its multiple of t, if that is known and not far."""
+        least, most = self.span
+        return int(least) if least == most and abs(least) <= _SURELY_NEAR else None
+
+    @property
     def offset(self) -> int | None:
         """The number minus t, if that is constant."""
         least, most = self.span
         return int(least) if self.of_t == 1 and least == most else None
+
+    def near(self, *inputs: jax.Array) -> jax.Array:
+        """The number as int32, clipped beyond every position. If its `rest` is known, t is all that
+        is read, and may be an array of any shape."""
+        if self.rest is None:
+            x = jnp.asarray(self.compute(*inputs))
+            if x.dtype == jnp.int32:  # one operation, which JAX traces faster than a function
+                return lax.clamp(np.int32(-FAR), x, np.int32(FAR))
+            return jnp.clip(x, -FAR, FAR).astype(jnp.int32)
+        t, rest = inputs[_T], np.int32(self.rest)
+        if self.of_t == 0:
+            return jnp.asarray(rest)
+        return t + rest if self.of_t > 0 else rest - t
 
 
 def constant(x: ArrayLike) -> Number:
@@ -64,16 +88,11 @@ def extreme(function: Extreme, x: Number, y: Number) -> Number:
     # If one number is unbounded, the other still bounds the maximum or minimum.
     span = choose(a for a, _ in spans), choose(b for _, b in spans)
     return Number(
-        lambda *inputs: function(near(x.compute(*inputs)), near(y.compute(*inputs))),
+        lambda *inputs: function(x.near(*inputs), y.near(*inputs)),
         x.depends | y.depends,
         of_t,
         span,
     )
-
-
-def near(x: jax.Array) -> jax.Array:
-    """x as int32, clipped beyond every position."""
-    return jnp.clip(x, -FAR, FAR).astype(jnp.int32)
 
 
 def plus(x: Number, y: Number) -> Number:
@@ -85,7 +104,7 @@ def plus(x: Number, y: Number) -> Number:
     if abs(of_t) > 1:
         of_t, span = 0, UNBOUNDED
     return Number(
-        lambda *inputs: near(x.compute(*inputs)) + near(y.compute(*inputs)),
+        lambda *inputs: x.near(*inputs) + y.near(*inputs),
         x.depends | y.depends,
         of_t,
         span,
@@ -95,7 +114,7 @@ def plus(x: Number, y: Number) -> Number:
 def minus(x: Number) -> Number:
     """The number with the opposite sign."""
     span = -x.span[1], -x.span[0]
-    return Number(lambda *inputs: -near(x.compute(*inputs)), x.depends, -x.of_t, span)
+    return Number(lambda *inputs: -x.near(*inputs), x.depends, -x.of_t, span)
 
 
 def may_overflow(x: Number) -> bool:

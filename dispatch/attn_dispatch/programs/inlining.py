@@ -86,7 +86,7 @@ def _evaluate(
     def value(x: Var | Literal) -> jax.Array:
         return x.val if isinstance(x, Literal) else values[x]
 
-    for equation in _needed(jaxpr):
+    for equation in needed(jaxpr):
         given = [value(x) for x in equation.invars]
         # An operation keeps the user's line that wrote it, or called the function that holds it:
         # JAX caches the traces of its own functions, with the line of their first caller.
@@ -140,7 +140,7 @@ def _jaxprs(value: object) -> Iterator[ClosedJaxpr]:
             yield from _jaxprs(x)
 
 
-def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
+def needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
     """The operations that the results depend on."""
     wanted = {x for x in jaxpr.outvars if isinstance(x, Var)}
     needed: list[JaxprEqn] = []

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from attn_dispatch.programs.bounded_numbers import Number, extreme_of_given, near
+from attn_dispatch.programs.bounded_numbers import Number, extreme_of_given
 from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.key_values import Borders, Reading, is_logical, none_or_all
 from attn_dispatch.programs.nodes import XlaArray
@@ -147,9 +147,6 @@ def xla_array_of(number: Number, mask_mod: ModProgram) -> XlaArray:
     types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
     types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
 
-    def clipped(*inputs: jax.Array) -> jax.Array:
-        return near(number.compute(*inputs))
-
-    body = inlined(jax.make_jaxpr(clipped)(*types))
+    body = inlined(jax.make_jaxpr(number.near)(*types))
     axes = "".join(x for x in "bnt" if x in number.depends)
     return XlaArray(body, str(body.jaxpr), "mask_mod", axes, "int32")

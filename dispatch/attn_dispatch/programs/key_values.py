@@ -27,6 +27,7 @@ from attn_dispatch.programs.bounded_numbers import (
     minus,
     plus,
 )
+from attn_dispatch.programs.inlining import needed
 from attn_dispatch.programs.program import INDICES, ModProgram
 from attn_dispatch.typed_jax import evaluated, type_of
 
@@ -95,7 +96,8 @@ class Reading(ABC, Generic[Keys]):
         return Number(lambda *inputs: evaluated(one, *inputs)[0], depends)
 
     def _alone(self, var: Var) -> ClosedJaxpr:
-        return ClosedJaxpr(self._body.jaxpr.replace(outvars=[var]), self._body.consts)
+        alone = self._body.jaxpr.replace(outvars=[var])
+        return ClosedJaxpr(alone.replace(eqns=needed(alone)), self._body.consts)
 
     def _dependent_on_s(
         self, equation: JaxprEqn, given: Sequence[Number | Position | Keys | None]

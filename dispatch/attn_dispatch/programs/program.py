@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
@@ -51,6 +52,7 @@ def _may_be_nan(equation: JaxprEqn) -> bool:
     return name in _MAY_BE_NAN
 
 
+@lru_cache(maxsize=1024)
 def axes_of(program: ModProgram) -> str:
     """The letters of "bnts" that the result depends on."""
     depends = dependence(program)

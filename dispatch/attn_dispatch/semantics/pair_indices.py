@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 
@@ -87,9 +88,11 @@ def _rows_and_heads(
     """For each batch row: which copy of the arrays it reads [B], b [B, 1] and n [1|B, N]."""
     start = operands["mods_start"]
     count = start.shape[0]
+    n = lax.broadcasted_iota(jnp.int32, (1, spec.num_heads), 1) + start[:, 1:]
+    if count == 1:
+        b = lax.broadcasted_iota(jnp.int32, (spec.batch, 1), 0) + start[:, :1]
+        return jnp.zeros(spec.batch, jnp.int32), b, n
     rows = jnp.arange(spec.batch, dtype=jnp.int32)
-    heads = jnp.arange(spec.num_heads, dtype=jnp.int32)
     copies = rows // (spec.batch // count)
     b = (rows % (spec.batch // count) + jnp.take(start[:, 0], copies))[:, None]
-    n = heads[None] + start[:, 1:]
-    return copies, b, n if count == 1 else jnp.take(n, copies, axis=0)
+    return copies, b, jnp.take(n, copies, axis=0)
