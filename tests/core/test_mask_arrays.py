@@ -23,7 +23,7 @@ from attn_dispatch import (
     target,
     tuning,
 )
-from attn_dispatch.core import primitive
+from attn_dispatch.core import mask_arrays, primitive
 from attn_dispatch.core.rewrites.catalogue import ONE_BY_ONE
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.fa4 import passes
@@ -35,6 +35,8 @@ from tests.support.fa4_on_cpu import for_h200, install
 from tests.support.made_arrays import KEEPS, places
 from tests.support.module_report import report_of
 
+ROWS = {("_Ranges", False): 1, ("_Rows", False): 1}
+"""What makes the rows of a mask."""
 LAYERS, BATCH, TOKENS, HEADS, DIM = 3, 2, 13, 2, 64
 RNG = np.random.RandomState(0)
 X = jnp.asarray(RNG.randn(BATCH, TOKENS, HEADS, DIM), jnp.float32)
@@ -117,6 +119,50 @@ def made(monkeypatch) -> list[str]:
     return found
 
 
+def test_masks_share_the_programs_of_rows_and_lists(kernels, monkeypatch):
+    found: list[str] = []
+    rows_of, mask_lists = mask_arrays.rows_of, mask_arrays.mask_lists
+
+    def noted_rows(ranges, queries):
+        found.append(f"rows of {len(ranges)}")
+        return rows_of(ranges, queries)
+
+    def noted_lists(mask, grid, ends, *, is_backward):
+        found.append("backward" if is_backward else "forward")
+        return mask_lists(mask, grid, ends, is_backward=is_backward)
+
+    monkeypatch.setattr(mask_arrays, "rows_of", noted_rows)
+    monkeypatch.setattr(mask_arrays, "mask_lists", noted_lists)
+    x = jax.ShapeDtypeStruct((1, 200, 1, DIM), jnp.float32)  # of which no test has seen a mask
+
+    def lower(**options: Any) -> None:
+        def gradient(x: jax.Array) -> jax.Array:
+            return jax.grad(lambda x: attend(x, WEIGHTS[0], "fa4", **options).sum())(x)
+
+        jax.jit(gradient).lower(x)
+
+    lower(is_causal=True, local_window_size=(30, 0))
+    assert sorted(found) == ["backward", "forward", "rows of 1"]
+    lower(is_causal=True, local_window_size=(31, 0))
+    assert len(found) == 3
+    lower(mask_mod=lambda b, n, t, s: (s <= t) & (t - s < 50) | (s < 9))
+    more = len(found)
+    assert "rows of 2" in found
+    lower(mask_mod=lambda b, n, t, s: (s <= t + 3) & (t - s < 60) | (s < 8))
+    assert len(found) == more
+
+
+def test_a_mask_mod_is_traced_once(kernels):
+    calls: list[object] = []
+
+    def mod(b: Any, n: Any, t: Any, s: Any) -> Any:
+        calls.append(t)
+        return (s <= t) | (s < 5)
+
+    jax.jit(jax.grad(lambda x: attend(x, WEIGHTS[0], "fa4", mask_mod=mod).sum())).lower(X)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("keep", KEEPS)
 def test_layers_share_what_is_made_outside_of_their_loops(kernels, made, name, keep):
@@ -125,7 +171,7 @@ def test_layers_share_what_is_made_outside_of_their_loops(kernels, made, name, k
     def gradient(x, weights):
         return jax.grad(loss, (0, 1))(x, weights, "fa4", KEEPS[keep], options)
 
-    assert places(gradient, X, WEIGHTS) == {("_Rows", False): 1, ("_Lists", False): 2}
+    assert places(gradient, X, WEIGHTS) == {**ROWS, ("_Lists", False): 2}
     if keep in ("no remat", "remat"):
         assert_close(gradients("fa4", options, KEEPS[keep]), gradients("xla", options))
         assert made == []
@@ -135,7 +181,7 @@ def test_calls_without_gradient_make_the_lists_of_one_direction(kernels, made):
     def call(x: jax.Array) -> jax.Array:
         return attend(x, WEIGHTS[0], "fa4", is_causal=True)
 
-    assert places(call, X) == {("_Rows", False): 1, ("_Lists", False): 1}
+    assert places(call, X) == {**ROWS, ("_Lists", False): 1}
     assert_close(jax.jit(call)(X), attend(X, WEIGHTS[0], "xla", is_causal=True))
     assert made == []
 

@@ -40,7 +40,7 @@ def check(module: ModuleType, number: int) -> None:
         seen = bits.drawn(rng, (batch, heads, queries, keys))
         if (batch, heads) == (1, 1):
             seen[:] = True
-        grid = TileGrid(queries, keys, TileSizes(*tile), KeyBand())
+        grid = TileGrid.of(queries, keys, TileSizes(*tile), KeyBand())
         for is_backward in (False, True):
 
             @jax.jit

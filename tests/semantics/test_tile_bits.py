@@ -90,8 +90,8 @@ def test_sets_are_those_of_numpy(check, width):
 MUTANTS = {
     "a range with its end": ("_below(end - first)", "_below(end - first + 1)"),
     "a range without its begin": ("~_below(begin - first)", "~_below(begin - first + 1)"),
-    "tiles before the words": ("tile = jnp.maximum(tile, 0)", "tile = jnp.abs(tile)"),
-    "a word that is never full": ("jnp.where(tile < BITS, below, _ALL)", "below"),
+    "tiles before the words": ("lax.clamp(0, tile, BITS)", "lax.clamp(0, abs(tile), BITS)"),
+    "a word that is never full": ("(1 + (tile >> 5))", "1"),
     "any for all": ("x[1] & y[1]", "x[1] | y[1]"),
     "all for any": ("x[0] | y[0]", "x[0] & y[0]"),
     "the neighbour's bit": ("lax.rem(tile, jnp", "lax.rem(tile + 1, jnp"),
@@ -102,7 +102,7 @@ MUTANTS = {
     "places inside the word": ("before = BITS *", "before = 0 *"),
     "not the first": ("found = first[None, :, None] + ", "found = "),
     "a member too far": ("is_past = number >= skipped", "is_past = number > skipped"),
-    "entries past the end": ("jnp.where(word != 0, found, 0)", "found"),
+    "entries past the end": ("lax.select(word != 0, found, jnp.zeros_like(found))", "found"),
     "words without those before": ("np.tri(count,", "np.eye(count,"),
     "half of a word": ("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
 }  # fmt: skip

@@ -31,7 +31,11 @@ class Lengths:
 
     def grid(self, module: ModuleType = tile_lists) -> Any:
         tile = module.TileSizes(*self.tile)
-        return module.TileGrid(self.queries, self.keys, tile, KeyBand(*self.band))
+        return module.TileGrid.of(self.queries, self.keys, tile, KeyBand(*self.band))
+
+    @property
+    def ends(self) -> Any:
+        return KeyBand(*self.band).ends
 
 
 GRIDS = (
@@ -49,6 +53,7 @@ GRIDS = (
     Lengths(100, 201, (2, 3)),  # sets of tiles of several words
     Lengths(129, 131, (4, 1), (-70, 9)),
     Lengths(139, 260, (1, 4), (11, 90)),
+    Lengths(139, 270, (1, 4), (-80, 45)),  # lists of 33 tiles
 )
 
 
@@ -108,7 +113,8 @@ def check(grid: Lengths, module: ModuleType, draws: int) -> None:
 
     @jax.jit
     def both(rows: jax.Array) -> Any:
-        lists = module.forward_lists(rows, made), module.backward_lists(rows, made)
+        made_of = rows, made, grid.ends
+        lists = module.forward_lists(*made_of), module.backward_lists(*made_of)
         return [vars(x) for x in lists]
 
     rng = Draw(grid.queries)
@@ -133,7 +139,7 @@ MUTANTS = {
     "tiles covered by two rows": ("any_and_all(touched[0] | touched[1], covered[0] | covered[1])",
                                   "[any_and_all(x, x)[0] for x in (touched[0] | touched[1], "
                                   "covered[0] | covered[1])]"),
-    "padding rows must see": ('padding, mode="edge"', "padding"),
+    "padding rows must see": ('(0, 0)), mode="edge"', "(0, 0))"),
     "padding keys must be seen": ("jnp.where(end == grid.keys, grid.key_tiles,",
                                   "jnp.where(end < 0, grid.key_tiles,"),
     "tiles covered from their middle on": ("lax.div(begin + (width - 1),", "lax.div(begin,"),
@@ -141,10 +147,8 @@ MUTANTS = {
     "a list too short": ("(places - 2) // other_tile + 2", "(places - 1) // other_tile + 1"),
     "backward lists not transposed": ("has(words, query_tile, place)",
                                       "has(words, key_tile + 0 * place, query_tile)"),
-    "the band of keys one tile off": ("+ self.band.low, 0)",
-                                      "+ self.band.low + self.tile.keys, 0)"),
-    "the band of queries one tile off": ("- self.band.high, 0)",
-                                         "- self.band.high + self.tile.queries, 0)"),
+    "the band of keys one tile off": ("+ low, 0)", "+ low + self.tile.keys, 0)"),
+    "the band of queries one tile off": ("- high, 0)", "- high + self.tile.queries, 0)"),
     "a list that ends past the last tile": ("self.query_tiles - self.backward_width)",
                                             "self.query_tiles)"),
     "pairs of tiles outside the band": ("& is_there[None]", "& True"),
@@ -169,14 +173,14 @@ def test_bytes_are_those_of_the_lists():
 
 
 def bytes_of(function: Callable[..., Any], rows: np.ndarray, grid: TileGrid) -> int:
-    shapes = jax.eval_shape(lambda x: list(vars(function(x, grid)).values()), rows)
+    shapes = jax.eval_shape(lambda x: list(vars(function(x, grid, (0, 0))).values()), rows)
     return sum(4 * x.size for x in shapes)
 
 
 def test_lists_of_a_million_tokens_in_documents_are_small():
     tokens, longest = 2**20, 8192
-    grid = TileGrid(tokens, tokens, TileSizes(128, 128), KeyBand(1 - longest, 0))
-    assert grid.forward_width == 66 and grid.backward_width == 66
+    grid = TileGrid.of(tokens, tokens, TileSizes(128, 128), KeyBand(1 - longest, 0))
+    assert grid.forward_width == 96 and grid.backward_width == 96
     assert grid.forward_bytes(1) + grid.backward_bytes(1) <= 2**24
-    without = TileGrid(tokens, tokens, TileSizes(128, 128), KeyBand())
+    without = TileGrid.of(tokens, tokens, TileSizes(128, 128), KeyBand())
     assert without.forward_bytes(1) > 2**28

@@ -5,6 +5,7 @@ Tried with JAX 0.10.2, 0.11.2 and 0.12.0.
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,6 +17,7 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.stages import Traced
 
 from attn_dispatch.typed_jax import JaxClient
 
@@ -103,9 +105,14 @@ except ImportError:  # needed only to explain programs that call jax.nn's cuDNN 
 
 try:
     from jaxlib.mlir import ir, passmanager
-    from jaxlib.mlir.dialects import sdy, stablehlo
+    from jaxlib.mlir.dialects import func, sdy, stablehlo
 except ImportError as error:
     raise UnsupportedJax("jaxlib.mlir") from error
+
+try:
+    merge_modules = cast("Callable[..., str]", mlir.merge_mlir_modules)
+except AttributeError as error:
+    raise UnsupportedJax("merge_mlir_modules in jax.interpreters.mlir") from error
 
 try:
     from jax._src import custom_partitioning_sharding_rule as _rules
@@ -125,6 +132,7 @@ __all__ = [
     "UnsupportedJax",
     "ad",
     "batching",
+    "call_module",
     "custom_partitioning",
     "error_checks",
     "frames_of",
@@ -135,6 +143,7 @@ __all__ = [
     "lower_typed_as",
     "mesh_of_program",
     "mlir",
+    "module_of",
     "name_p",
     "nan_error_check",
     "number_of_devices",
@@ -331,6 +340,23 @@ def sharding_rule(
     parse = cast("Callable[..., object]", _rules.str_to_sdy_sharding_rule)
     to_mlir = cast("Callable[..., object]", _rules.sdy_sharding_rule_to_mlir)
     return to_mlir(parse(text, **arguments), list(operands), list(results))
+
+
+def module_of(traced: Traced, platform: str) -> bytes:
+    """The module of a traced function for one platform, which `call_module` reads."""
+    module: Any = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)
+    return code.getvalue()
+
+
+def call_module(code: bytes, name: str, context: Context, operands: MlirValues) -> MlirValues:
+    """Lower a primitive as a call of a module's function, which the program gets by this name."""
+    program = context.module_context
+    module = ir.Module.parse(code, context=program.context)
+    name = merge_modules(program.module, name, module, dst_symtab=program.symbol_table)
+    callee = ir.FlatSymbolRefAttr.get(name)
+    return func.CallOp(result_types(context), callee, list(operands)).results
 
 
 def lower_typed_as(

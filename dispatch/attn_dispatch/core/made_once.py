@@ -13,24 +13,39 @@ are integers without a gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive, Var
+from jax.extend.core import JaxprEqn, Primitive, Var
+from jax.sharding import use_abstract_mesh
+from jax.stages import Traced, Wrapped
 
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.jax_compat import Context, MlirValues, batching, mlir
-from attn_dispatch.typed_jax import bind, evaluated
+from attn_dispatch.programs.inlining import NO_MESH
+from attn_dispatch.typed_jax import bind
 
 Maker = Callable[..., Sequence[jax.Array]]
 """A hashable function of arrays. Two that are equal make the same arrays."""
 
 
-def made_once(maker: Maker, *arrays: jax.Array) -> list[jax.Array]:
+class KeptMaker:
+    """Base class of makers that many masks share.
+
+    The first lowering is kept as a module: to lower hundreds of operations takes JAX ten times as
+    long as to read them.
+    """
+
+
+def made_once(maker: Maker, *arrays: jax.Array | np.generic) -> list[jax.Array]:
     """The integer arrays that `maker` makes, kept by JAX for the backward pass."""
-    fixed = [jax.lax.stop_gradient(x) for x in arrays]
+    are_floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
+    fixed = [jax.lax.stop_gradient(x) if y else x for x, y in zip(arrays, are_floats, strict=True)]
     return bind(made_once_p, *fixed, maker=maker)
 
 
@@ -46,17 +61,48 @@ class _Mapped:
 
 
 @lru_cache(maxsize=1024)
-def _traced(maker: Maker, types: tuple[ShapedArray, ...]) -> ClosedJaxpr:
-    return jax.make_jaxpr(maker)(*types)
+def _compiled(maker: Maker) -> Wrapped:
+    def made(*arrays: jax.Array) -> Sequence[jax.Array]:
+        return maker(*arrays)
+
+    made.__name__ = type(maker).__name__  # its name in programs
+    return jax.jit(made, keep_unused=True)
+
+
+@lru_cache(maxsize=1024)
+def _traced(maker: Maker, types: tuple[ShapedArray, ...]) -> Traced:
+    return _compiled(maker).trace(*types)
+
+
+def _plain(types: Sequence[ShapedArray]) -> tuple[ShapedArray, ...]:
+    return tuple(ShapedArray(x.shape, x.dtype) for x in types)
 
 
 def _types(*types: ShapedArray, maker: Maker) -> list[ShapedArray]:
-    return [x for x in _traced(maker, types).out_avals if isinstance(x, ShapedArray)]
+    # The lowering asks for plain types without a mesh, and finds what is traced here.
+    with use_abstract_mesh(NO_MESH) if types == _plain(types) else nullcontext():
+        return [x for x in _traced(maker, types).jaxpr.out_avals if isinstance(x, ShapedArray)]
 
 
 def _lower(context: Context, *operands: object, maker: Maker) -> MlirValues:
-    body = _traced(maker, jax_compat.types_of(context))
-    return jax_compat.lower_typed_as(partial(evaluated, body), context, operands)
+    types = _plain(jax_compat.types_of(context))
+    platforms = jax_compat.platforms_of(context)
+    # A module is for one platform; with several, an exported program finds its own when it runs.
+    if isinstance(maker, KeptMaker) and len(platforms) == 1:
+        module = _module(maker, types, platforms[0])
+        return jax_compat.call_module(module, type(maker).__name__, context, operands)
+
+    def made(*arrays: jax.Array) -> object:
+        with use_abstract_mesh(NO_MESH):
+            return _compiled(maker)(*arrays)
+
+    return jax_compat.lower_as(made, context, operands)
+
+
+@lru_cache(maxsize=1024)
+def _module(maker: Maker, types: tuple[ShapedArray, ...], platform: str) -> bytes:
+    with use_abstract_mesh(NO_MESH):
+        return jax_compat.module_of(_traced(maker, types), platform)
 
 
 def _batch(

@@ -17,10 +17,11 @@ import jax
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.made_once import made_once
+from attn_dispatch.core.made_once import KeptMaker, made_once
 from attn_dispatch.devices.device import Device
-from attn_dispatch.semantics.interval_plan import PlanTiles, grid_of
-from attn_dispatch.semantics.mask_arrays import MaskArrays, MaskRows
+from attn_dispatch.semantics.interval_plan import PlanTiles, band_of, grid_of
+from attn_dispatch.semantics.intervals import certain_ranges, rows_of
+from attn_dispatch.semantics.mask_arrays import MaskArrays, MaskRows, real_and_invalid
 from attn_dispatch.semantics.mask_data import mask_lists
 from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec
 from attn_dispatch.semantics.tile_lists import TileGrid, TileLists, TileSizes
@@ -63,8 +64,12 @@ def forward_arrays(
     call = LeadingCall.of(operands, options)
     names, given = mask_operands(call.spec), dict(zip(options.operands, operands, strict=True))
     folded = call.fold({name: given[name] for name in names})
-    rows = made_once(_Rows(mask_spec(call.spec), names), *folded.values())
-    lists = made_once(_Lists(grid_of(call.spec, tiles.forward), is_backward=False), rows[0])
+    made = made_once(_Ranges(mask_spec(call.spec), names), *folded.values())
+    flags = MaskRows.number_of_flags(call.spec)
+    ends = made[flags:]
+    union = (_Union if len(ends) > 2 else _Rows)(call.spec.seq_len_q)
+    rows = (*made_once(union, *ends), *made[:flags])
+    lists = _lists(call.spec, rows[0], tiles.forward, is_backward=False)
     return tuple(map(call.unfold_shared, (*rows, *lists)))
 
 
@@ -83,8 +88,8 @@ def backward_arrays(
       tiles: the tiles of both directions.
     """
     call = LeadingCall.of(operands, options)
-    rows, lists = arrays[:-_LISTS], _Lists(grid_of(call.spec, tiles.backward), is_backward=True)
-    made = made_once(lists, call.fold_shared(rows[0]))
+    rows = arrays[:-_LISTS]
+    made = _lists(call.spec, call.fold_shared(rows[0]), tiles.backward, is_backward=True)
     return (*rows, *map(call.unfold_shared, made))
 
 
@@ -95,22 +100,46 @@ def mask_of(spec: AttentionSpec, arrays: Sequence[jax.Array], tiles: PlanTiles) 
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Makes the arrays of a call's `MaskRows` that are there."""
+class _Ranges:
+    """Makes the flags of a call's `MaskRows` that are there, then the ends of its ranges."""
 
     spec: AttentionSpec
     names: tuple[str, ...]
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return MaskRows.of(self.spec, dict(zip(self.names, arrays, strict=True))).arrays
+        operands = dict(zip(self.names, arrays, strict=True))
+        flags = [x for x in real_and_invalid(self.spec, operands) if x is not None]
+        return [*flags, *(x for ends in certain_ranges(self.spec, operands) for x in ends)]
 
 
 @dataclass(frozen=True)
-class _Lists:
-    """Makes the lists of one direction from rows."""
+class _Rows:
+    """Makes rows of the ends of ranges."""
+
+    queries: int
+
+    def __call__(self, *ends: jax.Array) -> list[jax.Array]:
+        ranges = list(zip(ends[::2], ends[1::2], strict=True))
+        return [rows_of(ranges, self.queries)[0]]
+
+
+class _Union(_Rows, KeptMaker):
+    """Makes rows of the ends of several ranges."""
+
+
+@dataclass(frozen=True)
+class _Lists(KeptMaker):
+    """Makes the lists of one direction from rows and the ends of their band."""
 
     grid: TileGrid
     is_backward: bool
 
-    def __call__(self, rows: jax.Array) -> tuple[jax.Array, ...]:
-        return mask_lists(rows, self.grid, is_backward=self.is_backward).arrays
+    def __call__(self, rows: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, ...]:
+        return mask_lists(rows, self.grid, (low, high), is_backward=self.is_backward).arrays
+
+
+def _lists(
+    spec: AttentionSpec, rows: jax.Array, tile: TileSizes, *, is_backward: bool
+) -> list[jax.Array]:
+    low, high = band_of(spec).ends
+    return made_once(_Lists(grid_of(spec, tile), is_backward), rows, low, high)

@@ -43,8 +43,10 @@ def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: st
     )
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
-        flags = jnp.where(_by_row(rows.attends), REAL, PADDING)
-        out = cleared(out, with_invalid(flags, rows.invalid))
+        flags = _by_row(rows.attends)
+        if rows.invalid is not None:
+            flags = with_invalid(jnp.where(flags, REAL, PADDING), rows.invalid)
+        out = cleared(out, flags)
     found = {"out": out}
     if spec.wanted.needs_lse:
         found |= nan_where(rows.invalid, {"lse": lse})

@@ -34,8 +34,12 @@ def lists_bytes(spec: AttentionSpec, tiles: PlanTiles) -> tuple[int, int]:
 
 def grid_of(spec: AttentionSpec, tile: TileSizes) -> TileGrid:
     """The tiles of a call in one direction."""
-    band = KeyBand.of(spec) if is_certain(spec) else KeyBand()
-    return TileGrid(spec.seq_len_q, spec.seq_len_kv, tile, band)
+    return TileGrid.of(spec.seq_len_q, spec.seq_len_kv, tile, band_of(spec))
+
+
+def band_of(spec: AttentionSpec) -> KeyBand:
+    """A band that holds the intervals of a call; open for bits."""
+    return KeyBand.of(spec) if is_certain(spec) else KeyBand()
 
 
 @dataclass(frozen=True)

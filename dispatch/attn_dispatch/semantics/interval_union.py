@@ -33,30 +33,33 @@ def union(ranges: Sequence[Range]) -> tuple[jax.Array, jax.Array | None]:
     flat = jnp.broadcast_arrays(*(x.astype(jnp.int32) for one in ranges for x in one))
     ranges = list(zip(flat[::2], flat[1::2], strict=True))
     if len(ranges) == 1:
-        (begin, end), *_ = ranges
-        return _rows(begin, end, jnp.zeros_like(begin), jnp.zeros_like(end)), None
+        return _rows(*ranges), None
     if len(ranges) == MOST_INTERVALS:
         return _of_two(*ranges), None
     return _of_many(ranges)
 
 
-def _rows(a: jax.Array, a_end: jax.Array, b: jax.Array, b_end: jax.Array) -> jax.Array:
+def _rows(*ranges: Range) -> jax.Array:
     parts: list[jax.Array] = []
-    for begin, end in ((a, a_end), (b, b_end)):
-        is_empty = begin >= end
-        parts += [jnp.where(is_empty, 0, begin), jnp.where(is_empty, 0, end - begin)]
+    for begin, end in ranges:
+        is_empty, nothing = begin >= end, jnp.zeros_like(begin)
+        parts += [lax.select(is_empty, nothing, x) for x in (begin, end - begin)]
+    parts += [jnp.zeros_like(parts[0])] * (2 * MOST_INTERVALS - len(parts))
     return jnp.stack(parts, axis=-1)
 
 
 def _of_two(x: Range, y: Range) -> jax.Array:
     is_swapped = (y[0] < x[0]) & (y[0] < y[1]) | (x[0] >= x[1])
     (a, a_end), (b, b_end) = (
-        (jnp.where(is_swapped, p, q), jnp.where(is_swapped, r, s))
+        (lax.select(is_swapped, p, q), lax.select(is_swapped, r, s))
         for (q, s), (p, r) in ((x, y), (y, x))
     )
     is_one = (b <= a_end) & (b < b_end)
-    a_end = jnp.where(is_one, jnp.maximum(a_end, b_end), a_end)
-    return _rows(a, a_end, jnp.where(is_one, 0, b), jnp.where(is_one, 0, b_end))
+    # An empty range becomes (0, 0).
+    return _rows(
+        (a, lax.select(is_one, lax.max(a_end, b_end), a_end)),
+        (b, lax.select(is_one, b, b_end)),
+    )
 
 
 def _of_many(ranges: Sequence[Range]) -> tuple[jax.Array, jax.Array]:
@@ -78,7 +81,8 @@ def _of_many(ranges: Sequence[Range]) -> tuple[jax.Array, jax.Array]:
         most = jnp.where(is_range, jnp.maximum(most, end), most)
     b_end = jnp.where(count > 1, most, 0)
     a = jnp.where(count > 0, a, 0)
-    return _rows(a, jnp.where(count > 0, a_end, 0), b, b_end), count > MOST_INTERVALS
+    a_end = jnp.where(count > 0, a_end, 0)
+    return _rows((a, a_end), (b, b_end)), count > MOST_INTERVALS
 
 
 def any_of(*flags: jax.Array | None) -> jax.Array | None:

@@ -6,18 +6,17 @@ bits instead (mask_bits.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.programs.key_sets import KeySet
 from attn_dispatch.programs.program import axes_of
-from attn_dispatch.semantics.interval_union import MOST_INTERVALS, any_of, union
+from attn_dispatch.semantics.interval_union import MOST_INTERVALS, Range, any_of, union
 from attn_dispatch.semantics.key_spans import KeySpans
-from attn_dispatch.semantics.mask_spec import mask_spec
 from attn_dispatch.semantics.mod_intervals import known_set, mod_ranges
 
 
@@ -40,32 +39,48 @@ class Intervals:
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Intervals:
         """The intervals of a call that `has_ranges`."""
-        if spec.meaning.mask_mod is None:
-            spans = KeySpans.of(spec, operands)
-            rows, _ = union([spans.within(None, None)])
-            return Intervals(_with_rows(spec, rows), spans.is_scattered, 1)
-        terms = known_set(spec)
-        assert terms is not None
-        spans = KeySpans.of(spec, operands)
-        if not terms:
-            return Intervals(jnp.zeros((1, spec.seq_len_q, 4), jnp.int32), None, 0)
-        ranges, is_no_range = mod_ranges(spec, operands, spans, terms)
-        rows, has_more = union(ranges)
-        has_more = None if has_more is None else has_more.any()
-        unknown = any_of(spans.is_scattered, is_no_range, has_more)
-        most = min(len(terms), MOST_INTERVALS) if has_more is None else None
-        return Intervals(_with_rows(spec, rows), unknown, most)
+        ranges, unknown = _ranges(spec, operands)
+        rows, has_more = rows_of(ranges, spec.seq_len_q)
+        most = len(ranges) if has_more is None else None
+        return Intervals(rows, any_of(unknown, has_more), most)
+
+
+def certain_ranges(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> list[Range]:
+    """The ranges of a call whose intervals are certain."""
+    ranges, _ = _ranges(spec, operands)
+    return ranges
+
+
+def rows_of(ranges: Sequence[Range], queries: int) -> tuple[jax.Array, jax.Array | None]:
+    """The rows [1|B, T, 4] of the union of ranges, and whether some row has more intervals.
+
+    The latter is None where no row can have more.
+    """
+    if not ranges:
+        return jnp.zeros((1, queries, 4), jnp.int32), None
+    rows, has_more = union(ranges)
+    rows = jnp.broadcast_to(rows, (rows.shape[0], queries, rows.shape[2]))
+    return rows, None if has_more is None else has_more.any()
+
+
+def _ranges(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array]
+) -> tuple[list[Range], jax.Array | None]:
+    """The ranges of keys, and whether some query sees others; None: that cannot be."""
+    spans = KeySpans.of(spec, operands)
+    if spec.meaning.mask_mod is None:
+        return [spans.within(None, None)], spans.is_scattered
+    terms = _terms(spec)
+    assert terms is not None
+    if not terms:
+        return [], None
+    ranges, is_no_range = mod_ranges(spec, operands, spans, terms)
+    return ranges, any_of(spans.is_scattered, is_no_range)
 
 
 def has_ranges(spec: AttentionSpec) -> bool:
     """Whether the ranges of keys that all heads see are found without computing any pair."""
-    if spec.has("mask"):
-        return False
-    program = spec.meaning.mask_mod
-    if program is None:
-        return True
-    is_shared = spec.num_heads == 1 or "n" not in axes_of(program)
-    return is_shared and known_set(spec) is not None
+    return not spec.has("mask") and (spec.meaning.mask_mod is None or _terms(spec) is not None)
 
 
 def is_certain(spec: AttentionSpec) -> bool:
@@ -73,23 +88,18 @@ def is_certain(spec: AttentionSpec) -> bool:
 
     The call has lengths that are not symbols, and no pages.
     """
-    if not has_ranges(spec):
+    if spec.has("mask") or (spec.is_packed and spec.most_sequences is None):
         return False
     if spec.meaning.mask_mod is None:
-        return not spec.is_packed or spec.most_sequences is not None
-    return _is_certain(mask_spec(spec))
+        return True
+    terms = _terms(spec)
+    is_few = terms is not None and len(terms) <= MOST_INTERVALS
+    return is_few and not any(term.equal for term in terms or ())
 
 
-@lru_cache(maxsize=1024)
-def _is_certain(spec: AttentionSpec) -> bool:
-    arrays = {x.name: jax.ShapeDtypeStruct(x.shape, x.dtype) for x in spec.operands}
-
-    def unknown(operands: Mapping[str, jax.Array]) -> jax.Array | None:
-        return Intervals.of(spec, operands).unknown
-
-    return jax.eval_shape(unknown, arrays) is None
-
-
-def _with_rows(spec: AttentionSpec, rows: jax.Array) -> jax.Array:
-    """[1|B, 1|T, 4] as [1|B, T, 4]."""
-    return jnp.broadcast_to(rows, (rows.shape[0], spec.seq_len_q, rows.shape[2]))
+def _terms(spec: AttentionSpec) -> KeySet | None:
+    """The ranges of the call's mask_mod, if they are known and the same for all heads."""
+    program = spec.meaning.mask_mod
+    assert program is not None
+    is_shared = spec.num_heads == 1 or "n" not in axes_of(program)
+    return known_set(spec) if is_shared else None

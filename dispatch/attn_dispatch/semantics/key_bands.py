@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.key_ranges import key_range
 
@@ -25,6 +27,12 @@ class KeyBand:
         if self.low is None or self.high is None:
             return None
         return max(self.high - self.low + 1, 0)
+
+    @property
+    def ends(self) -> tuple[np.int32, np.int32]:
+        """low and high, closer than 2^30, which is farther than any key; 0 where a side is open."""
+        low, high = (min(max(x or 0, -(2**30)), 2**30) for x in (self.low, self.high))
+        return np.int32(low), np.int32(high)
 
     def __and__(self, other: KeyBand) -> KeyBand:
         lows = [x for x in (self.low, other.low) if x is not None]

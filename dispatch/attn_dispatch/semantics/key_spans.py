@@ -16,21 +16,24 @@ from attn_dispatch.semantics.ranks import Ranks
 from attn_dispatch.semantics.row_ids import RowIds, pick, row_lengths, search
 from attn_dispatch.semantics.segment_runs import SegmentRuns
 
+Numbers = jax.Array | int
+"""int32 [1|B, 1|T], or one number for all."""
+
 
 @dataclass(frozen=True)
 class KeySpans:
-    """Each query's position, and the keys of its sequence that its band leaves; int32 [1|B, 1|T].
+    """Each query's position, and the keys of its sequence that its band leaves.
 
     Positions count inside the sequence, and so do `first` and `end`: its first key is key `start`
     of the batch row.
     """
 
     position: jax.Array
-    """[1|B, T]."""
-    start: jax.Array
-    first: jax.Array
+    """int32 [1|B, T]."""
+    start: Numbers
+    first: Numbers
     """At least 0."""
-    end: jax.Array
+    end: Numbers
     """At most the sequence's number of keys; not above `first` where the query sees nothing."""
     query_ids: jax.Array | None = None
     """[B, T], the sequence of each query, counted from 1, if there are several."""
@@ -42,33 +45,37 @@ class KeySpans:
         """The spans of a call, which has no pages."""
         queries = _Queries.of(spec, operands)
         first, end = _band(spec, operands, queries)
-        first = jnp.maximum(first, 0)
-        end = jnp.minimum(end, queries.keys)
+        first = _larger(first, 0)
+        end = _smaller(end, queries.keys)
         if queries.is_real is not None:
             end = jnp.where(queries.is_real, end, 0)
         return KeySpans(
             queries.position, queries.start, first, end, queries.ids, queries.is_scattered
         )
 
-    def within(self, first: jax.Array | None, end: jax.Array | None) -> Range:
+    def within(self, first: Numbers | None, end: Numbers | None) -> Range:
         """The keys first <= s < end of the span, which count inside the sequence, as places of the
         batch row."""
-        begin = self.first if first is None else jnp.maximum(self.first, first)
-        stop = self.end if end is None else jnp.minimum(self.end, end)
+        begin = self.first if first is None else _larger(self.first, first)
+        stop = _larger(self.end if end is None else _smaller(self.end, end), 0)
         # Only an empty range can begin after its end, or reach over the end of the array.
-        begin = jnp.minimum(begin, jnp.maximum(stop, 0))
-        return self.start + begin, self.start + jnp.maximum(stop, 0)
+        begin = _smaller(begin, stop)
+        return self._place(begin), self._place(stop)
+
+    def _place(self, key: Numbers) -> jax.Array:
+        place = key if isinstance(self.start, int) and self.start == 0 else key + self.start
+        return jnp.full((1, 1), place, jnp.int32) if isinstance(place, int) else place
 
 
 @dataclass(frozen=True)
 class _Queries:
-    """Each query's position in its sequence, and the sequence's keys; int32 [1|B, 1|T]."""
+    """Each query's position in its sequence, and the sequence's keys."""
 
     position: jax.Array
-    start: jax.Array
-    keys: jax.Array
+    start: Numbers
+    keys: Numbers
     """The number of keys of the query's sequence."""
-    offset: jax.Array
+    offset: Numbers
     """The number of keys minus the number of queries."""
     is_real: jax.Array | None = None
     """bool: the query belongs to a sequence; None if all do."""
@@ -81,13 +88,12 @@ class _Queries:
             return _in_any_order(spec, operands)
         if spec.is_packed:
             return _packed(spec, operands)
-        position, zero = _iota(spec.seq_len_q), jnp.zeros((1, 1), jnp.int32)
+        position = _iota(spec.seq_len_q)
         if not (spec.has_lengths or spec.has("window")):
-            keys = jnp.full((1, 1), spec.seq_len_kv, jnp.int32)
-            return _Queries(position, zero, keys, keys - spec.seq_len_q)
+            return _Queries(position, 0, spec.seq_len_kv, spec.seq_len_kv - spec.seq_len_q)
         # A negative side of a window makes its batch row invalid, and its lengths 0.
         queries, keys = (row_lengths(spec, operands, x)[:, None] for x in ("query", "key"))
-        return _Queries(position, zero, keys, keys - queries, position < queries)
+        return _Queries(position, 0, keys, keys - queries, position < queries)
 
 
 def _packed(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> _Queries:
@@ -162,14 +168,14 @@ class EqualRuns:
 
 def _band(
     spec: AttentionSpec, operands: Mapping[str, jax.Array], queries: _Queries
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Numbers, Numbers]:
     """The keys first <= s < end of the band around the diagonal, before any limits."""
     diagonal = queries.position
     if spec.meaning.causal_alignment == "bottom_right":
         diagonal = diagonal + queries.offset
     left, right = spec.band
-    first = jnp.zeros((1, 1), jnp.int32) if left is None else diagonal - left
-    end = queries.keys if right is None else diagonal + right + 1
+    first = 0 if left is None else diagonal - left
+    end = queries.keys if right is None else diagonal + (right + 1)
     if spec.has("window"):
         # A window as wide as both lengths together hides nothing. The cut keeps sums in int32.
         widest = spec.seq_len_q + spec.seq_len_kv
@@ -181,3 +187,11 @@ def _band(
 
 def _iota(length: int) -> jax.Array:
     return lax.broadcasted_iota(jnp.int32, (1, length), 1)
+
+
+def _larger(x: Numbers, y: Numbers) -> Numbers:
+    return max(x, y) if isinstance(x, int) and isinstance(y, int) else jnp.maximum(x, y)
+
+
+def _smaller(x: Numbers, y: Numbers) -> Numbers:
+    return min(x, y) if isinstance(x, int) and isinstance(y, int) else jnp.minimum(x, y)

@@ -13,7 +13,7 @@ import jax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import mask_data
-from attn_dispatch.semantics.interval_plan import grid_of
+from attn_dispatch.semantics.interval_plan import band_of, grid_of
 from attn_dispatch.semantics.invalid_values import invalid_queries, may_be_invalid
 from attn_dispatch.semantics.mask_bits import seen_keys
 from attn_dispatch.semantics.real_rows import real_rows_by_position
@@ -37,16 +37,10 @@ class MaskRows:
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> MaskRows:
         """The rows of a call for which `mask_data.not_supported_reasons` is empty."""
         mask = mask_data.mask_data(spec, operands)
-        if not spec.has("query_segment_ids"):
-            _, keys = real_rows_by_position(spec, operands)
-            real_keys = None if keys is None else keys[:, None]
-            return MaskRows(mask, real_keys, invalid_queries(spec, operands))
-        if spec.meaning.max_segments is None:
+        if spec.has("query_segment_ids") and spec.meaning.max_segments is None:
             keys = seen_keys(mask, spec.seq_len_kv)
             return MaskRows(mask, keys[:, None], invalid_queries(spec, operands))
-        runs = SegmentRuns.of(spec, operands)
-        keys = (runs.ids.key > 0) & (pick(runs.lengths[0], runs.ids.key) > 0)
-        return MaskRows(mask, keys[:, None], runs.ids.invalid if may_be_invalid(spec) else None)
+        return MaskRows(mask, *real_and_invalid(spec, operands))
 
     @staticmethod
     def from_arrays(spec: AttentionSpec, arrays: Sequence[jax.Array]) -> MaskRows:
@@ -55,6 +49,11 @@ class MaskRows:
         real_keys = others.pop(0) if spec.has_runtime_lengths else None
         (invalid,) = others if may_be_invalid(spec) else (None,)
         return MaskRows(mask, real_keys, invalid)
+
+    @staticmethod
+    def number_of_flags(spec: AttentionSpec) -> int:
+        """How many arrays of a call's rows are there beside the mask."""
+        return int(spec.has_runtime_lengths) + int(may_be_invalid(spec))
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -65,6 +64,18 @@ class MaskRows:
     def attends(self) -> jax.Array:
         """bool [1|B, 1|N, T]: the query sees some key."""
         return mask_data.attends(self.mask)
+
+
+def real_and_invalid(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """`real_keys` and `invalid` of a call's rows. Segment ids need max_segments."""
+    if not spec.has("query_segment_ids"):
+        _, keys = real_rows_by_position(spec, operands)
+        return None if keys is None else keys[:, None], invalid_queries(spec, operands)
+    runs = SegmentRuns.of(spec, operands)
+    keys = (runs.ids.key > 0) & (pick(runs.lengths[0], runs.ids.key) > 0)
+    return keys[:, None], runs.ids.invalid if may_be_invalid(spec) else None
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,6 @@ class MaskArrays:
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array], tile: TileSizes) -> MaskArrays:
         """The arrays of a call for which `interval_plan.not_supported_reasons` is empty."""
-        rows, grid = MaskRows.of(spec, operands), grid_of(spec, tile)
-        lists = mask_data.mask_lists(rows.mask, grid, is_backward=spec.is_backward)
+        rows, grid, ends = MaskRows.of(spec, operands), grid_of(spec, tile), band_of(spec).ends
+        lists = mask_data.mask_lists(rows.mask, grid, ends, is_backward=spec.is_backward)
         return MaskArrays(rows, lists, tile)

@@ -19,6 +19,7 @@ from attn_dispatch.semantics.common_rules import EMPTY
 from attn_dispatch.semantics.intervals import Intervals, is_certain
 from attn_dispatch.semantics.segment_runs import table_size
 from attn_dispatch.semantics.tile_lists import (
+    Ends,
     TileGrid,
     TileLists,
     backward_lists,
@@ -41,18 +42,18 @@ def has_bits(mask: jax.Array) -> bool:
     return mask.dtype == jnp.uint32
 
 
-def mask_lists(mask: jax.Array, grid: TileGrid, *, is_backward: bool) -> TileLists:
-    """The lists of tiles of one direction."""
+def mask_lists(mask: jax.Array, grid: TileGrid, ends: Ends, *, is_backward: bool) -> TileLists:
+    """The lists of tiles of one direction, from the ends of the call's band."""
     if has_bits(mask):
         return bit_lists(mask, grid, is_backward=is_backward)
-    return (backward_lists if is_backward else forward_lists)(mask, grid)
+    return (backward_lists if is_backward else forward_lists)(mask, grid, ends)
 
 
 def attends(mask: jax.Array) -> jax.Array:
     """bool [1|B, 1|N, T]: the query sees some key."""
     if has_bits(mask):
         return mask_bits.attends(mask)
-    return ((mask[..., 1] > 0) | (mask[..., 3] > 0))[:, None]
+    return ((mask[..., 1] | mask[..., 3]) > 0)[:, None]  # lengths are not negative
 
 
 def data_bytes(spec: AttentionSpec) -> int:

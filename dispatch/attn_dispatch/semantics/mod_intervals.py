@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Var
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.bounded_numbers import Number
-from attn_dispatch.programs.key_ranges import xla_array_of
 from attn_dispatch.programs.key_sets import EqualKeys, KeySet, KeyTerm, key_set
 from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import INDICES, ModProgram
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.interval_union import Range, any_of
-from attn_dispatch.semantics.key_spans import EqualRuns, KeySpans
+from attn_dispatch.semantics.key_spans import EqualRuns, KeySpans, Numbers
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.typed_jax import type_of
 
@@ -89,7 +89,7 @@ class _Mod:
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array], spans: KeySpans) -> _Mod:
         program = spec.meaning.mask_mod
         assert program is not None
-        keys = jnp.arange(spec.seq_len_kv, dtype=jnp.int32)[None]
+        keys = lax.broadcasted_iota(jnp.int32, (1, spec.seq_len_kv), 1)
         indices = PairIndices.of(spec, operands, spans.position, keys, spans.query_ids)
         assert indices is not None
         return _Mod(program, mods.arrays_of("mask_mod", program, operands), indices, spans)
@@ -104,12 +104,27 @@ class _Mod:
         found = self.spans.within(first, end)
         return found, any_of(*(run.has_others(found) for run in runs))
 
-    def _number(self, number: Number | None) -> jax.Array | None:
-        """int32 [1|B, 1|T]."""
+    def _number(self, number: Number | None) -> Numbers | None:
         if number is None:
             return None
-        array = xla_array_of(number, self.program)
-        return mods.xla_array(array, self.indices, self.arrays)[:, 0, :, 0]
+        at, none = self.indices, [None for _ in self.arrays]
+        if number.rest is not None:
+            return number.near(at.b, at.n, at.t) if number.of_t else number.rest
+        zero = jnp.zeros((1, 1), jnp.int32)
+        read = (("b", at.b), ("n", at.n), ("t", at.t))
+        indices = [x if name in number.depends else zero for name, x in read]
+        by_query = [x.shape[1] > 1 for x in indices]
+
+        def near(b: jax.Array, n: jax.Array, t: jax.Array, *arrays: jax.Array) -> jax.Array:
+            return number.near(b, n, t, jnp.int32(0), *arrays)
+
+        function = near
+        if any(by_query):
+            function = jax.vmap(near, (*(0 if x else None for x in by_query), *none))
+        inputs = [x if y else lax.squeeze(x, (1,)) for x, y in zip(indices, by_query, strict=True)]
+        inputs += [x if x.shape[0] == 1 else jnp.take(x, at.copies, axis=0) for x in self.arrays]
+        found = _for_each(function, inputs)
+        return found if any(by_query) else lax.expand_dims(found, (1,))
 
     def _run(self, equal: EqualKeys) -> _Run:
         of_key = mods.xla_array(equal.of_key, self.indices, self.arrays)[:, 0, 0, :]
@@ -120,6 +135,15 @@ class _Mod:
         first, last, count = EqualRuns.of(of_key).find(wanted)
         is_found = count > 0
         return _Run(of_key, wanted, jnp.where(is_found, first, 0), jnp.where(is_found, last + 1, 0))
+
+
+def _for_each(function: Callable[..., jax.Array], arrays: Sequence[jax.Array]) -> jax.Array:
+    """`jax.vmap` along the first axis, where arrays of length 1 stand for all."""
+    are_shared = [x.shape[0] == 1 for x in arrays]
+    inputs = [lax.squeeze(x, (0,)) if y else x for x, y in zip(arrays, are_shared, strict=True)]
+    if all(are_shared):
+        return lax.expand_dims(function(*inputs), (0,))
+    return jax.vmap(function, tuple(None if x else 0 for x in are_shared))(*inputs)
 
 
 @dataclass(frozen=True)

@@ -72,20 +72,21 @@ def members(words: jax.Array, first: jax.Array, most: int) -> tuple[jax.Array, j
     begin, end, bits = (x.swapaxes(1, 2)[..., None] for x in (end - sizes, end, bits))
     is_in_word = (begin <= place) & (place < end)
     before = BITS * lax.broadcasted_iota(jnp.int32, shape, 1)
+    nothing = jnp.zeros_like(before)
     bits, before, begin = (
-        jnp.where(is_in_word, x, 0).sum(axis=1, dtype=jnp.int32) for x in (bits, before, begin)
+        lax.reduce(lax.select(is_in_word, jnp.broadcast_to(x, shape), nothing), 0, lax.add, (1,))
+        for x in (bits, before, begin)
     )
     word = lax.bitcast_convert_type(bits, jnp.uint32)
     found = first[None, :, None] + before + _nth_member(word, place[:, 0] - begin)
-    return sizes.sum(axis=2, dtype=jnp.int32), jnp.where(word != 0, found, 0)
+    return sizes.sum(axis=2, dtype=jnp.int32), lax.select(word != 0, found, jnp.zeros_like(found))
 
 
 def _below(tile: jax.Array) -> jax.Array:
     """The word of the tiles below a tile, which may be any number."""
-    tile = jnp.maximum(tile, 0)
-    # Shifts by 32 are not defined everywhere.
-    below = (jnp.uint32(1) << jnp.minimum(tile, BITS - 1).astype(jnp.uint32)) - 1
-    return jnp.where(tile < BITS, below, _ALL)
+    tile = lax.clamp(0, tile, BITS).astype(jnp.uint32)
+    # Shifts by 32 are not defined everywhere. For 32 it is 1 - 2, all bits.
+    return (jnp.uint32(1) << (tile & (BITS - 1))) - (1 + (tile >> 5))
 
 
 def _nth_member(word: jax.Array, number: jax.Array) -> jax.Array:
@@ -95,6 +96,6 @@ def _nth_member(word: jax.Array, number: jax.Array) -> jax.Array:
         low = (word >> place.astype(jnp.uint32)) & ((1 << step) - 1)
         skipped = lax.population_count(low).astype(jnp.int32)
         is_past = number >= skipped
-        place = jnp.where(is_past, place + step, place)
-        number = jnp.where(is_past, number - skipped, number)
+        place = lax.select(is_past, place + step, place)
+        number = lax.select(is_past, number - skipped, number)
     return place

@@ -6,6 +6,10 @@ Nobody sees the rest, and kernels skip it.
 
 Time and memory are those of the rows and of the lists. Where a static band (key_bands.py) holds the
 mask, lists are as long as the band is wide. Else they have an entry for every tile.
+
+The program that makes lists does not depend on the mask: the ends of its band are operands, and
+lengths of lists are multiples of a word's bits. So JAX traces and lowers it for the first mask of
+a shape alone.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_bits import (
@@ -26,6 +31,9 @@ from attn_dispatch.semantics.tile_bits import (
     ranges,
     words_for,
 )
+
+Ends = tuple[ArrayLike, ArrayLike]
+"""Where a band begins and ends, `KeyBand.ends`; not read where lists name all tiles."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +68,25 @@ class TileLists:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """The tiles of a mask, and which of them its band may hold."""
+    """The tiles of a mask, and the lengths of lists of them."""
 
     queries: int
     """T."""
     keys: int
     """S."""
     tile: TileSizes
-    band: KeyBand
+    forward_width: int
+    """The length of the list of a tile of queries."""
+    backward_width: int
+    """The length of the list of a tile of keys."""
+
+    @staticmethod
+    def of(queries: int, keys: int, tile: TileSizes, band: KeyBand) -> TileGrid:
+        """The grid of masks that the band holds."""
+        query_tiles, key_tiles = -(-queries // tile.queries), -(-keys // tile.keys)
+        forward = _width(band, tile.queries, tile.keys, key_tiles)
+        backward = _width(band, tile.keys, tile.queries, query_tiles)
+        return TileGrid(queries, keys, tile, forward, backward)
 
     @property
     def query_tiles(self) -> int:
@@ -77,28 +96,18 @@ class TileGrid:
     def key_tiles(self) -> int:
         return -(-self.keys // self.tile.keys)
 
-    @property
-    def forward_width(self) -> int:
-        """The length of the list of a tile of queries."""
-        return _width(self.band, self.tile.queries, self.tile.keys, self.key_tiles)
-
-    @property
-    def backward_width(self) -> int:
-        """The length of the list of a tile of keys."""
-        return _width(self.band, self.tile.keys, self.tile.queries, self.query_tiles)
-
-    def first_key_tile(self, query_tile: jax.Array) -> jax.Array:
-        """The first tile of keys in the list of a tile of queries, if its band is closed."""
-        if self.forward_width == self.key_tiles or self.band.low is None:
+    def first_key_tile(self, query_tile: jax.Array, low: ArrayLike) -> jax.Array:
+        """The first tile of keys in the list of a tile of queries, from where the band begins."""
+        if self.forward_width == self.key_tiles:
             return jnp.zeros_like(query_tile)
-        first = jnp.maximum(query_tile * self.tile.queries + self.band.low, 0)
+        first = jnp.maximum(query_tile * self.tile.queries + low, 0)
         return lax.div(first, jnp.int32(self.tile.keys))
 
-    def first_query_tile(self, key_tile: jax.Array) -> jax.Array:
-        """The first tile of queries in the list of a tile of keys, if its band is closed."""
-        if self.backward_width == self.query_tiles or self.band.high is None:
+    def first_query_tile(self, key_tile: jax.Array, high: ArrayLike) -> jax.Array:
+        """The first tile of queries in the list of a tile of keys, from where the band ends."""
+        if self.backward_width == self.query_tiles:
             return jnp.zeros_like(key_tile)
-        first = jnp.maximum(key_tile * self.tile.keys - self.band.high, 0)
+        first = jnp.maximum(key_tile * self.tile.keys - high, 0)
         first = lax.div(first, jnp.int32(self.tile.queries))
         # The list of a tile of keys near the end may not reach past the last tile of queries.
         return jnp.minimum(first, self.query_tiles - self.backward_width)
@@ -112,28 +121,33 @@ class TileGrid:
         return _lists_bytes(batch, self.key_tiles, self.backward_width)
 
 
-def forward_lists(rows: jax.Array, grid: TileGrid) -> TileLists:
-    """For each tile of queries its tiles of keys, from rows [1|B, T, 4] of intervals in the normal
-    form of interval_union.py."""
-    seen, full = _seen_and_full(rows, grid)
-    return _lists(seen, full, grid.first_key_tile(_numbers(grid.query_tiles)), grid.forward_width)
+def forward_lists(rows: jax.Array, grid: TileGrid, ends: Ends) -> TileLists:
+    """For each tile of queries its tiles of keys.
+
+    Args:
+      rows: [1|B, T, 4], intervals in the normal form of interval_union.py.
+      grid: the tiles, and the lengths of the lists.
+      ends: `KeyBand.ends` of a band that holds the mask.
+    """
+    first = grid.first_key_tile(_numbers(grid.query_tiles), ends[0])
+    seen, full = _seen_and_full(rows, grid, first)
+    return _lists(seen, full, first, grid.forward_width)
 
 
-def backward_lists(rows: jax.Array, grid: TileGrid) -> TileLists:
-    """For each tile of keys its tiles of queries, from rows as in `forward_lists`."""
-    width = grid.backward_width
-    first = grid.first_query_tile(_numbers(grid.key_tiles))
-    key_tile = _numbers(grid.key_tiles)[:, None]
+def backward_lists(rows: jax.Array, grid: TileGrid, ends: Ends) -> TileLists:
+    """For each tile of keys its tiles of queries, from the same as `forward_lists`."""
+    (low, high), width = ends, grid.backward_width
+    key_tiles = _numbers(grid.key_tiles)
+    first = grid.first_query_tile(key_tiles, high)
+    key_tile = key_tiles[:, None]
     number = _numbers(words_for(width) * BITS)[None]
     query_tile = jnp.minimum(first[:, None] + number, grid.query_tiles - 1)
     # Where the tile of keys is among those that the set of a tile of queries may name.
-    place = key_tile - grid.first_key_tile(query_tile)
+    place = key_tile - grid.first_key_tile(query_tile, low)
     is_there = (number < width) & (place >= 0) & (place < grid.forward_width)
     place = jnp.clip(place, 0, grid.forward_width - 1)
-    seen, full = (
-        packed(has(words, query_tile, place) & is_there[None])
-        for words in _seen_and_full(rows, grid)
-    )
+    sets = _seen_and_full(rows, grid, grid.first_key_tile(_numbers(grid.query_tiles), low))
+    seen, full = (packed(has(words, query_tile, place) & is_there[None]) for words in sets)
     return _lists(seen, full, first, width)
 
 
@@ -147,18 +161,21 @@ def lists_of_tiles(some: jax.Array, every: jax.Array) -> TileLists:
 
 
 def _width(band: KeyBand, tile: int, other_tile: int, other_tiles: int) -> int:
-    """The most tiles of the other side that a tile meets inside the band."""
+    """A length of lists for the most tiles of the other side that a tile meets inside the band."""
     if band.width is None:
         return other_tiles
     places = tile + band.width - 1
-    return min(max((places - 2) // other_tile + 2, 1), other_tiles)
+    most = max((places - 2) // other_tile + 2, 1)
+    return min(words_for(most) * BITS, other_tiles)
 
 
 def _lists_bytes(batch: int, tiles: int, width: int) -> int:
     return 4 * batch * tiles * 2 * (1 + width)
 
 
-def _seen_and_full(rows: jax.Array, grid: TileGrid) -> tuple[jax.Array, jax.Array]:
+def _seen_and_full(
+    rows: jax.Array, grid: TileGrid, first: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The sets of tiles of keys that are seen, and seen in full, for each tile of queries: words
     [1|B, query tiles, W] from its first tile of keys on.
 
@@ -167,12 +184,12 @@ def _seen_and_full(rows: jax.Array, grid: TileGrid) -> tuple[jax.Array, jax.Arra
     """
     tiles, height, width = grid.query_tiles, grid.tile.queries, jnp.int32(grid.tile.keys)
     rows = lax.optimization_barrier(rows)
-    # Repeated, the last query alters neither set.
-    padding = ((0, 0), (0, tiles * height - grid.queries), (0, 0))
-    rows = jnp.pad(rows, padding, mode="edge").reshape(rows.shape[0], tiles, 1, height, 4)
+    if padding := tiles * height - grid.queries:
+        # Repeated, the last query alters neither set.
+        rows = jnp.pad(rows, ((0, 0), (0, padding), (0, 0)), mode="edge")
+    rows = rows.reshape(rows.shape[0], tiles, 1, height, 4)
     words = words_for(grid.forward_width)
-    first = grid.first_key_tile(_numbers(tiles))[:, None] + BITS * _numbers(words)[None]
-    first = first[None, :, :, None]
+    first = (first[:, None] + BITS * _numbers(words)[None])[None, :, :, None]
     touched: list[jax.Array] = []
     covered: list[jax.Array] = []
     for begin, length in ((rows[..., 0], rows[..., 1]), (rows[..., 2], rows[..., 3])):
