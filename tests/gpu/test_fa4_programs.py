@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import attn_dispatch
 from attn_dispatch import fa4
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import default_device
@@ -60,6 +61,16 @@ def test_a_scan_of_layers_under_remat_agrees_with_xla():
 
     found = [jax.jit(jax.grad(loss), static_argnums=1)(q, x) for x in ("fa4", "xla")]
     assert_close(*found, tolerance=0.05)
+
+
+def test_two_implementations_run_forward_and_backward():
+    """fa4 comes first for the forward pass, but not for the gradients of grouped heads."""
+    q, k, _, _ = arrays(3, b=1, t=8192, n=8, k=2, h=192)
+    v, out_grad = k[..., :128], q[..., :128]
+    explanation = attn_dispatch.explain(q, k, v, is_causal=True)
+    assert (explanation.chosen_forward, explanation.chosen_backward) == ("fa4", "cudnn")
+    found = [gradients(lambda *x, y=y: attend(*x, y))(q, k, v, out_grad) for y in (None, "xla")]
+    assert_close(*found)
 
 
 def test_slices_of_stacked_operands_agree_with_xla():

@@ -81,13 +81,15 @@ class Report:
 def read(paths: Sequence[Path]) -> Report:
     """The reports of several files as one. If two files have the same cell, the later one counts.
 
-    A cell with a mask has the peers of all files: each run compares them with dense attention.
+    A cell with a mask has the peers of all files: each run compares them with dense attention. The
+    environment has the commits of all files.
 
     Raises:
       ValueError: a file is not such a report, or was made on another device or with other versions.
     """
     found: Report | None = None
     cells: dict[tuple[str, str], CellResults] = {}
+    commits: dict[str, None] = {}
     for path in paths:
         one = _read(path)
         found = found or one
@@ -98,6 +100,7 @@ def read(paths: Sequence[Path]) -> Report:
                     f"expected reports of one machine: {paths[0].name} has {name} {first}, "
                     f"{path.name} has {other}"
                 )
+        commits[str(one.environment.get("commit"))] = None
         for key in ("peers", "absent"):
             found.environment[key] = found.environment[key] | one.environment[key]
         for x in one.cells:
@@ -107,6 +110,7 @@ def read(paths: Sequence[Path]) -> Report:
     if found is None:
         raise ValueError("expected the JSON file of a run, got none")
     found.cells = list(cells.values())
+    found.environment["commit"] = ", ".join(commits)
     return found
 
 

@@ -17,11 +17,12 @@ sequences that some peers pad."""
 def markdown(report: Report) -> str:
     """The tables of a report: every cell with every peer, then the reasons for missing numbers."""
     facts = report.environment
+    commits = ", ".join(x[:12] for x in facts["commit"].split(", "))
     lines = [
         f"# Attention on {facts['device']}",
         "",
         f"cuDNN {facts['cudnn']}, JAX {facts['jax']}, driver {facts['driver']}, "
-        f"{facts['date'][:10]}, commit {facts['commit'][:12]}. bfloat16.",
+        f"{facts['date'][:10]}, commit {commits}. bfloat16.",
         "TFLOP/s by wall time: 4 · B · T² · N · H forward, halved by causality, 3.5 times that",
         "with the backward pass. The best of a row is bold.",
         "",

@@ -83,12 +83,14 @@ def test_a_later_file_adds_cells_and_replaces_equal_ones(saved, tmp_path):
     data = json.loads(saved.read_text())
     data["cells"] = [x for x in data["cells"] if x["seq_len"] == 32768] + [TINY.to_json()]
     data["cells"][0]["results"]["forward"]["ours"]["tflops"] = 700.0
+    commit, data["environment"]["commit"] = data["environment"]["commit"], "feed5eed"
     data["cells"][1] |= {"results": {}, "notes": {}}
     later = tmp_path / "two.json"
     later.write_text(json.dumps(data))
     both = report.read([saved, later])
     assert len(both.cells) == 6
     found = {x.cell.name: x.value("forward", "ours", "tflops") for x in both.cells}
+    assert both.environment["commit"] == f"{commit}, feed5eed"
     assert found["d128 causal, long b1 32k"] == 700.0 and found["d128 causal, long b1 16k"] == 600
     data["environment"]["cudnn"] = "9.28.0"
     later.write_text(json.dumps(data))
