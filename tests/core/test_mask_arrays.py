@@ -384,6 +384,14 @@ def test_explained_programs_have_the_same_calls(kernels, monkeypatch, name):
     assert bound == explained()
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_integers_of_64_bits_as_the_default(kernels, made, name):
+    with jax.enable_x64(True):
+        found, expected = (gradients(x, CALLS[name]) for x in ("fa4", "xla"))
+    assert_close(found, expected)
+    assert made == []
+
+
 def test_calls_found_in_programs_have_their_operands_alone(kernels):
     def found(implementation: str) -> list[object]:
         def summed(x: jax.Array) -> jax.Array:

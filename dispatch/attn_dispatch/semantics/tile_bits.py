@@ -74,7 +74,7 @@ def members(words: jax.Array, first: jax.Array, most: int) -> tuple[jax.Array, j
     before = BITS * lax.broadcasted_iota(jnp.int32, shape, 1)
     nothing = jnp.zeros_like(before)
     bits, before, begin = (
-        lax.reduce(lax.select(is_in_word, jnp.broadcast_to(x, shape), nothing), 0, lax.add, (1,))
+        lax.reduce(lax.select(is_in_word, jnp.broadcast_to(x, shape), nothing), np.int32(0), lax.add, (1,))
         for x in (bits, before, begin)
     )
     word = lax.bitcast_convert_type(bits, jnp.uint32)
@@ -84,7 +84,7 @@ def members(words: jax.Array, first: jax.Array, most: int) -> tuple[jax.Array, j
 
 def _below(tile: jax.Array) -> jax.Array:
     """The word of the tiles below a tile, which may be any number."""
-    tile = lax.clamp(0, tile, BITS).astype(jnp.uint32)
+    tile = lax.clamp(np.int32(0), tile, np.int32(BITS)).astype(jnp.uint32)
     # Shifts by 32 are not defined everywhere. For 32 it is 1 - 2, all bits.
     return (jnp.uint32(1) << (tile & (BITS - 1))) - (1 + (tile >> 5))
 
