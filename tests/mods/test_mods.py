@@ -234,6 +234,17 @@ def test_decoding_query_with_a_score_mod():
     assert_same(got, dot_product_attention(Q[:, :1], KEY, V, bias=bias))
 
 
+@pytest.mark.parametrize("key", [jax.random.key, jax.random.PRNGKey])
+def test_a_mask_may_be_drawn(key):
+    def is_kept(s: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(jax.random.fold_in(key(3), s), 0.6)
+
+    mask = jax.vmap(is_kept)(jnp.arange(S))[None, None, None]
+    got = dot_product_attention(Q, KEY, V, mask_mod=lambda b, n, t, s: is_kept(s))
+    assert 0 < mask.sum() < S
+    assert_same(got, dot_product_attention(Q, KEY, V, mask=mask))
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
 def test_gradients_in_other_dtypes(dtype):
     with jax.enable_x64(dtype == jnp.float64):

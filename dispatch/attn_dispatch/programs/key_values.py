@@ -206,4 +206,4 @@ def _with_span(known: Number, equation: JaxprEqn, numbers: Sequence[Number]) -> 
 def _holds_positions(equation: JaxprEqn) -> bool:
     """Whether the operation's result type holds every position and its negative."""
     dtype = type_of(equation.outvars[0]).dtype
-    return dtype.kind == "i" and dtype.itemsize >= 4
+    return jnp.issubdtype(dtype, jnp.signedinteger) and dtype.itemsize >= 4
