@@ -48,7 +48,7 @@ def test_lists_of_a_million_tokens():
     ("spec", "remedy"),
     [
         (spec_of(MILLION, is_causal=True), "pass a window that holds the mask"),
-        (spec_of(MILLION, ids=True), "pass the length of the longest sequence"),
+        (spec_of(MILLION, ids=True), "pass max_segment_len, the length of the longest sequence"),
     ],
 )
 def test_lists_that_are_too_large_are_refused_with_their_size(spec, remedy):

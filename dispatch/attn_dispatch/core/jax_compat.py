@@ -356,7 +356,8 @@ def call_module(code: bytes, name: str, context: Context, operands: MlirValues) 
     module = ir.Module.parse(code, context=program.context)
     name = merge_modules(program.module, name, module, dst_symtab=program.symbol_table)
     callee = ir.FlatSymbolRefAttr.get(name)
-    return func.CallOp(result_types(context), callee, list(operands)).results
+    call = func.CallOp(result_types(context), callee, list(operands))
+    return cast("MlirValues", call.results)
 
 
 def lower_typed_as(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,7 @@ def _lower(context: Context, *operands: object, maker: Maker) -> MlirValues:
 
     def made(*arrays: jax.Array) -> object:
         with use_abstract_mesh(NO_MESH):
-            return _compiled(maker)(*arrays)
+            return cast("object", _compiled(maker)(*arrays))
 
     return jax_compat.lower_as(made, context, operands)
 

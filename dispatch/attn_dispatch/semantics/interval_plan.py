@@ -64,7 +64,8 @@ _LISTS = Rule[_Planned](
 
 def _remedy(spec: AttentionSpec) -> str:
     if spec.is_packed and spec.meaning.same_lengths:
-        return "pass the length of the longest sequence: lists need not be longer"
+        named = "max_segment_len, " if spec.has("query_segment_ids") else ""
+        return f"pass {named}the length of the longest sequence: lists need not be longer"
     return "pass a window that holds the mask: lists need not be longer"
 
 

@@ -73,8 +73,9 @@ def members(words: jax.Array, first: jax.Array, most: int) -> tuple[jax.Array, j
     is_in_word = (begin <= place) & (place < end)
     before = BITS * lax.broadcasted_iota(jnp.int32, shape, 1)
     nothing = jnp.zeros_like(before)
+    zero = np.int32(0)
     bits, before, begin = (
-        lax.reduce(lax.select(is_in_word, jnp.broadcast_to(x, shape), nothing), np.int32(0), lax.add, (1,))
+        lax.reduce(lax.select(is_in_word, jnp.broadcast_to(x, shape), nothing), zero, lax.add, (1,))
         for x in (bits, before, begin)
     )
     word = lax.bitcast_convert_type(bits, jnp.uint32)
