@@ -22,7 +22,6 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import argparse
 import fnmatch
-import json
 import statistics
 import sys
 import time
@@ -43,6 +42,7 @@ from attn_dispatch.core.rewrites.sinks import with_sinks
 from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
 from attn_dispatch.semantics.sinks_grad import delta_of
+from tests.gpu import kernel_report
 from tests.support import bits
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
@@ -363,10 +363,7 @@ def main() -> None:
     chosen, until = args.sets or ["*"], time.monotonic() + args.seconds
     rows, wrong = check_all(library, chosen, until, only_sinks=args.sinks)
     if args.out:
-        report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
-        report |= {"versions": library.versions, "times": times, "checks": rows}
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "fa4_kernels.json").write_text(json.dumps(report, indent=1) + "\n")
+        kernel_report.write(args.out, "fa4_kernels", library.versions, rows, times)
     print(f"{len(rows)} checks, {wrong} wrong", flush=True)
     sys.exit(1 if wrong or not rows else 0)
 

@@ -21,7 +21,6 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import argparse
 import fnmatch
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from attn_dispatch import mods
 from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
 from attn_dispatch.fa4.interval_calls import Change
+from tests.gpu import kernel_report
 from tests.gpu.fa4_kernels import differentiated, measured
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
@@ -214,10 +214,7 @@ def main() -> None:
         del os.environ["ATTN_DISPATCH_POISON"]
         times = time_calls()
     if args.out:
-        report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
-        report |= {"versions": library.versions, "times": times, "checks": rows}
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "fa4_mods.json").write_text(json.dumps(report, indent=1) + "\n")
+        kernel_report.write(args.out, "fa4_mods", library.versions, rows, times)
     print(f"{len(rows)} checks, {wrong} wrong", flush=True)
     sys.exit(1 if wrong or not rows else 0)
 

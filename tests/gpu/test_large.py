@@ -48,9 +48,12 @@ def test_offsets_beyond_32_bits_are_refused():
     """One query with sinks runs as a packed call, whose offsets are 32-bit numbers."""
     shapes = [x.shape for x in jax.eval_shape(caches)]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    sinks = jax.ShapeDtypeStruct((HEADS,), jnp.float32)
+    given = {
+        "sinks": jax.ShapeDtypeStruct((HEADS,), jnp.float32),
+        "implementation": ("cudnn", "xla"),
+    }
     with attn_dispatch.rewrites(False):
-        explained = attn_dispatch.explain(*arrays, sinks=sinks)
+        explained = attn_dispatch.explain(*arrays, **given)
     assert explained.chosen_forward == "xla"
     small = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in arrays]
-    assert attn_dispatch.explain(*small, sinks=sinks).chosen_forward == "cudnn"
+    assert attn_dispatch.explain(*small, **given).chosen_forward == "cudnn"
