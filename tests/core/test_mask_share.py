@@ -73,6 +73,15 @@ def test_long_calls_are_estimated(length: int):
     assert share.pairs == pytest.approx(0.5) and share.tiles == share.computed == 1
 
 
+def test_an_estimate_says_so_and_is_no_larger_than_what_is_computed():
+    q = jax.ShapeDtypeStruct((1, 2**20, 1, 64), jnp.bfloat16)
+    share = present(explain(q, q, q, target="gfx942", mask_mod=mods.dilated_window(64, 4)).mask)
+    assert share.is_estimate and str(share).startswith("about ")
+    assert share.tiles <= share.computed
+    few = present(explained(CALLS["chunks"]).mask)
+    assert not few.is_estimate and not str(few).startswith("about")
+
+
 def test_share_that_a_kernel_computes():
     full = explained({"mask_mod": mods.prefix_lm(jnp.array([7, 200, 0]))}).mask
     assert full.computed == 1

@@ -27,7 +27,7 @@ _MOST_ROWS, _MOST_HEADS = 16, 8
 
 @dataclass(frozen=True)
 class MaskShare:
-    """Shares of a call's pairs of queries and keys, from 0 to 1; estimates for long calls."""
+    """Shares of a call's pairs of queries and keys, from 0 to 1."""
 
     pairs: float
     """Pairs that may attend, by mask_mod, causality and window."""
@@ -36,13 +36,17 @@ class MaskShare:
     computed: float
     """Pairs in tiles that causality, windows and lengths leave. Kernels that take no lists of tiles
     compute them all."""
+    is_estimate: bool = False
+    """Whether a sample of tiles stands for all."""
 
     def __str__(self) -> str:
         shares = (self.pairs, self.tiles, self.computed)
         pairs, tiles, computed = (f"{100 * x:.3g} %" for x in shares)
+        about = "about " if self.is_estimate else ""
         return (
-            f"{pairs} of the pairs attend; {tiles} are in tiles of {TILE} x {TILE} that have one, "
-            f"which kernels with lists of tiles compute; other kernels compute {computed}, XLA all"
+            f"{about}{pairs} of the pairs attend; {tiles} are in tiles of {TILE} x {TILE} that "
+            f"have one, which kernels with lists of tiles compute; other kernels compute "
+            f"{computed}, XLA all"
         )
 
 
@@ -85,7 +89,11 @@ def mask_share(spec: AttentionSpec, mod: Mod) -> MaskShare | None:
         found = mapped(of_rows, jnp.asarray(first))
         counts, tiles, there = (np.asarray(x, np.float64) for x in found)
         computed = _computed(spec, mod, batch)
-    return MaskShare(counts.sum() / there.sum(), tiles.mean(), computed)
+    sampled = len(batch) * len(heads) * len(first) * len(others)
+    everything = rows * keys
+    everything *= (spec.batch if "b" in axes else 1) * (spec.num_heads if "n" in axes else 1)
+    share, seen = counts.sum() / there.sum(), min(tiles.mean(), computed)
+    return MaskShare(share, seen, computed, sampled < everything)
 
 
 def _some(count: int, most: int) -> np.ndarray:
