@@ -14,11 +14,11 @@ from pathlib import Path
 from attn_dispatch.console import waiting
 from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch.text import error_text, in_units
-from attn_dispatch_tools.build_fa4 import contents, environment, linking, score_mods
+from attn_dispatch_tools.build_fa4 import contents, environment, linking
 from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
 from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
-from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet
+from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet, Variant
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.number_arguments import at_least
@@ -197,11 +197,18 @@ def chosen(
 
 def with_mods(sets: Sequence[KernelSet], mods: Sequence[str]) -> list[KernelSet]:
     """The sets, and each with each mod. Mods that do the same are compiled once."""
-    variants = {x.digest: x for x in map(score_mods.variant, mods)}
+    variants = {x.digest: x for x in map(_variant, mods)}
     changeable = [x for x in sets if x.arch in _MOD_ARCHS]
     if mods and not changeable:
         raise ValueError(f"--mod: kernels take mods on {' and '.join(_MOD_ARCHS)} alone")
     return [*sets, *(replace(x, variant=y) for y in variants.values() for x in changeable)]
+
+
+def _variant(mod: str) -> Variant:
+    # Imported here, as it imports JAX, without which wheels are built.
+    from attn_dispatch_tools.build_fa4 import score_mods
+
+    return score_mods.variant(mod)
 
 
 def default_jobs() -> int:
