@@ -18,6 +18,7 @@ from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
 from attn_dispatch.fa4.score_variant import variant_of
 from attn_dispatch.semantics.intervals import is_certain
 from attn_dispatch_tools.build_fa4 import score_mods
+from attn_dispatch_tools.build_fa4.sets import SETS
 from attn_dispatch_tools.verify import drawn_masks, drawn_mods, draws
 from attn_dispatch_tools.verify.case import Case, Step, spec_of
 from attn_dispatch_tools.verify.mask_draws import mask_examples
@@ -280,16 +281,16 @@ SLOPES = jnp.ones(8)
     ("call", "options", "rule", "sentence"),
     [
         ({}, {"logits_soft_cap": 30.0}, "mod_not_compiled",
-         "remedy: run `attn-dispatch build-fa4 --mod 'attn_dispatch.mods:soft_cap(30)'`"),
+         "remedy: run `attn-dispatch build-fa4 --add --mod 'attn_dispatch.mods:soft_cap(30)'`"),
         ({}, {"alibi_slopes": SLOPES}, "mod_not_compiled",
-         "remedy: run `attn-dispatch build-fa4 --mod 'attn_dispatch.mods:alibi([1.0])'`"),
+         "remedy: run `attn-dispatch build-fa4 --add --mod 'attn_dispatch.mods:alibi([1.0])'`"),
         ({}, {"score_mod": lambda x, b, n, t, s: x * SLOPES[n]}, "mod_not_compiled",
-         "no kernels are compiled with this score_mod (remedy: run `attn-dispatch build-fa4 --mod "
-         "MODULE:FUNCTION`, which compiles it into kernels)"),
+         "no kernels are compiled with this score_mod (remedy: run `attn-dispatch build-fa4 --add "
+         "--mod MODULE:FUNCTION`, which compiles it into kernels)"),
         ({}, {"score_mod": lambda x, b, n, t, s: x * 2, "logits_soft_cap": 3.0}, "mod_not_compiled",
          "no kernels are compiled with this logits_soft_cap and score_mod (remedy: run "
-         "`attn-dispatch build-fa4 --mod MODULE:FUNCTION`, which compiles one score_mod that does "
-         "all of it into kernels)"),
+         "`attn-dispatch build-fa4 --add --mod MODULE:FUNCTION`, which compiles one score_mod that "
+         "does all of it into kernels)"),
         ({}, {"score_mod": lambda x, b, n, t, s: x * jnp.sort(SLOPES)[n]}, "mods/arrays",
          "score_mod: sort of arrays; only single elements can be computed (at test_fa4.py:"),
     ],
@@ -300,6 +301,38 @@ def test_changes_of_scores_that_are_not_compiled_name_the_command(
     found = explain(*arrays(**call), implementation="fa4", target="sm90", **options)
     reasons = {x.rule: x.with_remedy for x in found.forward[0].reasons}
     assert sentence in reasons[f"fa4/{rule}"]
+
+
+def test_the_widest_sets_are_those_of_build_fa4():
+    for arch, widest in rules._WIDEST.items():
+        assert widest == max(x.head_dim for x in SETS.values() if x.arch == arch)
+        assert {x.dtype for x in SETS.values() if x.arch == arch} == {"bfloat16", "float16"}
+
+
+@pytest.mark.parametrize(
+    ("h", "options", "expected"),
+    [
+        (128, {}, {"fa4/head_dim": "run `attn-dispatch build-fa4 --add --arch sm90`"}),
+        (264, {}, {"fa4/head_dim": ""}),
+        (264, {"logits_soft_cap": 30.0}, {"fa4/head_dim": ""}),
+        *(
+            (h, {"logits_soft_cap": 30.0}, {"fa4/mod_not_compiled": (
+                "run `attn-dispatch build-fa4 --add --mod 'attn_dispatch.mods:soft_cap(30)'`, "
+                "which compiles it into kernels"
+            )})
+            for h in (64, 128)
+        ),
+    ],
+)  # fmt: skip
+def test_fewer_sets_than_build_fa4_has_are_a_reason_with_its_command(
+    monkeypatch, h: int, options, expected: dict[str, str]
+):
+    one = replace(LIBRARY, sets=(kernel_set(64, 64, "bfloat16"),))
+    monkeypatch.setattr(compiled, "find", lambda: one)
+    found = explain(*arrays(h=h), implementation="fa4", target="sm90", **options)
+    for direction in (found.forward[0], found.backward[0]):
+        assert {x.rule: x.remedy for x in direction.reasons} == expected
+        assert len(direction.reasons) == len(expected)
 
 
 def by_place(x, b, n, t, s):
@@ -368,7 +401,7 @@ def test_kernels_that_have_never_run_are_for_callers_who_name_them(library_for_b
 
 
 def test_kernels_for_another_architecture_alone_name_the_command(library):
-    command = "`attn-dispatch build-fa4 --arch sm90 --arch sm100`"
+    command = "`attn-dispatch build-fa4 --add --arch sm100`"
     assert fa4.unusable_reason(SM100) == (
         f"FlashAttention-4's kernels are not compiled for sm100: run {command}"
     )

@@ -152,7 +152,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if not library.is_usable:
         reasons.append(library_reason("fa4/library", library.unusable_reason))
     elif not reasons and not library.on(device.arch).sets:
-        command = compiled.build_command(library, device.arch)
+        command = compiled.build_command(device.arch)
         state = f"FlashAttention-4's kernels are not compiled for {device.arch}: run {command}"
         reasons.append(library_reason("fa4/arch", state))
     return tuple(reasons)

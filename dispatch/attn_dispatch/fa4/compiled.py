@@ -18,6 +18,7 @@ FORWARD_TARGET = "attn_dispatch_fa4_forward"
 BACKWARD_TARGET = "attn_dispatch_fa4_backward"
 _STATE = "attn_dispatch_fa4_call"
 _REMEDY = "run `attn-dispatch build-fa4`"
+_AGAIN = "build it again with `attn-dispatch build-fa4`"
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,17 @@ def _load() -> CompiledLibrary:
 
 def load(backend: ModuleType, path: Path) -> CompiledLibrary:
     """Load the kernels in this file into `backend`, a `_cuda` module."""
-    if not os.path.isfile(path):  # opening a pipe would wait
+    if kind := folder.no_file(path):  # opening a pipe would wait
+        why = f"FlashAttention-4's kernels: expected the name of a file, got {path}, {kind}"
+        return _unusable(path, why)
+    if not os.path.isfile(path):
         why = f"FlashAttention-4's kernels are not compiled: {_REMEDY} (there is no file {path})"
         return _unusable(path, why)
     try:
         facts = backend.load_fa4(path)
     except RuntimeError as error:
-        return _unusable(path, str(error))
+        why = str(error)
+        return _unusable(path, why if _AGAIN in why else f"{why}; {_AGAIN}")
     sets = tuple(KernelSet(*x) for x in facts["sets"])
     return CompiledLibrary(backend, facts["path"], facts["versions"], sets)
 
@@ -181,10 +186,9 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 
 
-def build_command(library: CompiledLibrary, arch: str) -> str:
-    """The command that builds this library with sets for one more architecture."""
-    archs = (*dict.fromkeys(x.arch for x in library.sets), arch)
-    return f"`attn-dispatch build-fa4 {' '.join(f'--arch {x}' for x in archs)}`"
+def build_command(arch: str) -> str:
+    """The command that adds all sets for an architecture to what is compiled."""
+    return f"`attn-dispatch build-fa4 --add --arch {arch}`"
 
 
 def names(sets: Iterable[KernelSet]) -> str:

@@ -32,6 +32,13 @@ def cache() -> Path:
     return user_folders.cache() / "fa4"
 
 
+def no_file(path: Path) -> str:
+    """What there is instead of a file: "a folder"; "" for a file, and for nothing."""
+    if os.path.isfile(path) or not os.path.exists(path):
+        return ""
+    return "a folder" if os.path.isdir(path) else "a pipe or device"
+
+
 def _chosen() -> Path | None:
     chosen = os.environ.get(VARIABLE)
     # Path.expanduser raises where there is no such user.

@@ -30,6 +30,9 @@ FEATURES = (
     "the gradient of sinks",
 )
 
+_WIDEST = {"sm90": 256, "sm100": 128}
+"""The most columns of the sets that build-fa4 compiles, for each architecture."""
+
 _MAX_BLOCKS = 65535
 """The limit of a launch grid's second and third axes, which count heads and batch rows."""
 
@@ -40,6 +43,16 @@ class _KernelCall:
 
     spec: AttentionSpec
     library: CompiledLibrary
+
+    @property
+    def remedy(self) -> str:
+        """The command that compiles kernels for its head dims; "" if build-fa4 has none."""
+        archs = {x.arch for x in self.library.sets}
+        if len(archs) != 1:  # the library is not narrowed to that of a device that it is for
+            return ""
+        (arch,) = archs
+        fits = max(self.spec.head_dim, self.spec.head_dim_v) <= _WIDEST.get(arch, 0)
+        return f"run {compiled.build_command(arch)}" if fits else ""
 
 
 _RULES = (
@@ -63,6 +76,7 @@ _COMPILED = Rule[_KernelCall](
     "fa4/head_dim",
     lambda c: plain_kernels_for(c.spec, c.library) is None,
     "kernels are compiled for {compiled}, got {width}/{width_v} {dtype}{grouped}",
+    lambda c: c.remedy,
     facts=lambda c: {
         "compiled": compiled.names(x for x in c.library.sets if not x.variant),
         "width": c.spec.head_dim,
@@ -102,10 +116,20 @@ def _kernel_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reas
     change = score_change(spec)
     if not library.is_usable or DTYPE.applies(spec) or isinstance(change, Unsupported):
         return ()  # which other reasons say
-    if reasons := broken((_COMPILED,), _KernelCall(spec, library)):
-        return reasons
     kernels = kernels_for(spec, library)
     if kernels is None:
-        return (score_rules.not_compiled(spec),)
+        return _not_compiled(_KernelCall(spec, library), has_change=change is not None)
     sinks = broken((_SINKS,), kernels) if spec.has("sinks") else ()
     return (*sinks, *interval_plan.not_supported_reasons(spec, tiles_of(kernels)))
+
+
+def _not_compiled(call: _KernelCall, *, has_change: bool) -> tuple[Reason, ...]:
+    """The reason against a call without kernels.
+
+    Where they can be compiled with the call's change of scores, that is the only one: the command
+    for it compiles all head dims.
+    """
+    plain = broken((_COMPILED,), call)
+    if plain and not (has_change and call.remedy):
+        return plain
+    return (score_rules.not_compiled(call.spec),)

@@ -75,7 +75,7 @@ _NOT_COMPILED = Rule[AttentionSpec](
     lambda s: True,
     "no kernels are compiled with this {what}",
     lambda s: (
-        f"run `attn-dispatch build-fa4 --mod {_mod(s)}`, which "
+        f"run `attn-dispatch build-fa4 --add --mod {_mod(s)}`, which "
         f"compiles {'it' if _is_one(s) else 'one score_mod that does all of it'} into kernels"
     ),
     facts=lambda s: {"what": _what(s)},

@@ -14,11 +14,11 @@ from pathlib import Path
 from attn_dispatch.console import waiting
 from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch.text import error_text, in_units
-from attn_dispatch_tools.build_fa4 import environment, linking, score_mods
+from attn_dispatch_tools.build_fa4 import contents, environment, linking
 from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
 from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
-from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet
+from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet, Variant
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.number_arguments import at_least
@@ -38,8 +38,10 @@ finds of it. Such kernels run the calls that do the same to their scores, whoeve
 a soft cap and ALiBi also run as logits_soft_cap and alibi_slopes. Values of arrays that a mod reads
 are not compiled: a call brings its own.
 
+The library replaces the one that is there, with all its sets and mods; with --add they stay in it.
+
 All sets take some 250 seconds of CPU time for each architecture, and as much with each mod. What
-was compiled before is kept.
+was compiled before is kept, so that linking it again takes seconds.
 """
 
 _MOD_ARCHS = ("sm90",)
@@ -48,7 +50,7 @@ _EXAMPLES = (
     "attn-dispatch build-fa4",
     "attn-dispatch build-fa4 --set '*_d128_bfloat16' --out build",
     "attn-dispatch build-fa4 --arch sm90 --arch sm100",
-    "attn-dispatch build-fa4 --mod 'attn_dispatch.mods:soft_cap(50)'",
+    "attn-dispatch build-fa4 --add --mod 'attn_dispatch.mods:soft_cap(50)'",
 )
 
 
@@ -80,6 +82,12 @@ def add_parser(commands: Commands, help: str) -> None:
         metavar="MODULE:FUNCTION",
         help="compile the sets for sm90 with this score_mod as well; may be repeated. FUNCTION is "
         "one of (score, b, n, t, s), or FUNCTION(ARGUMENTS) returns one",
+    )
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the sets, with and without mods, of the library that is there (default: the "
+        "new library replaces it)",
     )
     parser.add_argument(
         "--jobs",
@@ -114,8 +122,13 @@ def main(args: argparse.Namespace) -> None:
         host = HOSTS[args.host] if args.host else this_machine()
         library = _target(args.out, host)
         folder = made_folder(library.parent).resolve()
-        jobs = args.jobs or default_jobs()
-        build(folder / library.name, sets, jobs, args.python, host)
+        before = _used_until_now(args.out, library)
+        kept_sets = contents.read(before)
+        if args.add:
+            sets = contents.added(_known(kept_sets, before), sets)
+        build(folder / library.name, sets, args.jobs or default_jobs(), args.python, host)
+        if lost := contents.replaced(kept_sets, sets):
+            print(lost)
     except (BuildError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     except KeyboardInterrupt:
@@ -131,6 +144,19 @@ def _target(out: Path | None, host: Host) -> Path:
     return fa4_folder.target()
 
 
+def _used_until_now(out: Path | None, library: Path) -> Path:
+    """The file in whose place the library is loaded: one at its place, or what a wheel brought."""
+    return library if out is not None else fa4_folder.library()
+
+
+def _known(sets: Sequence[KernelSet] | None, library: Path) -> Sequence[KernelSet]:
+    if sets is None:
+        raise BuildError(
+            f"--add: the sets of {library} cannot be read; without --add it is replaced"
+        )
+    return sets
+
+
 def build(
     library: Path,
     sets: Sequence[KernelSet],
@@ -142,9 +168,9 @@ def build(
     started = time.monotonic()
     host = host or this_machine()
     host.compiler()  # its absence is an error before minutes of work
-    if library.exists() and not library.is_file():
+    if kind := fa4_folder.no_file(library):
         # As root, a move onto /dev/null would replace the device.
-        raise BuildError(f"expected the name of a file, got {library}, a folder, pipe or device")
+        raise BuildError(f"expected the name of a file, got {library}, {kind}")
     cache = fa4_folder.cache()
     compiled = [kept(cache, x, host) for x in sets]
     if missing := [x for x in compiled if not x.is_complete]:
@@ -154,9 +180,7 @@ def build(
             compile_all(missing, inside, jobs, shown.step)
     linking.link(compiled, library)
     size, seconds = in_units(library.stat().st_size), time.monotonic() - started
-    with_mod = sum(x.variant is not None for x in sets)
-    mods = f", {with_mod} of them with a score_mod" if with_mod else ""
-    print(f"{library}: {len(sets)} sets{mods}, {size}; {seconds:.0f} seconds")
+    print(f"{library}: {contents.title(sets)}, {size}; {seconds:.0f} seconds")
 
 
 def chosen(
@@ -173,11 +197,18 @@ def chosen(
 
 def with_mods(sets: Sequence[KernelSet], mods: Sequence[str]) -> list[KernelSet]:
     """The sets, and each with each mod. Mods that do the same are compiled once."""
-    variants = {x.digest: x for x in map(score_mods.variant, mods)}
+    variants = {x.digest: x for x in map(_variant, mods)}
     changeable = [x for x in sets if x.arch in _MOD_ARCHS]
     if mods and not changeable:
         raise ValueError(f"--mod: kernels take mods on {' and '.join(_MOD_ARCHS)} alone")
     return [*sets, *(replace(x, variant=y) for y in variants.values() for x in changeable)]
+
+
+def _variant(mod: str) -> Variant:
+    # Imported here, as it imports JAX, without which wheels are built.
+    from attn_dispatch_tools.build_fa4 import score_mods
+
+    return score_mods.variant(mod)
 
 
 def default_jobs() -> int:

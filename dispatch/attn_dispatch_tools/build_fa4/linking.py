@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attn_dispatch.fa4 import folder as fa4_folder
-from attn_dispatch_tools.build_fa4 import environment
+from attn_dispatch_tools.build_fa4 import contents, environment
 from attn_dispatch_tools.build_fa4.compiling import Compiled
 from attn_dispatch_tools.build_fa4.processes import run
 from attn_dispatch_tools.build_fa4.sets import KernelSet
@@ -35,11 +35,14 @@ def link(sets: Sequence[Compiled], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as work_name:
         work = Path(work_name)
         (work / "sets.inc").write_text(table(sets), encoding="utf-8")
+        (named := work / "contents.c").write_text(
+            contents.source(x.set for x in sets), encoding="utf-8"
+        )
         (work / "exports.map").write_text(_ONE_EXPORT, encoding="utf-8")
         draft = work / target.name
         command = [
             compiler, "-shared", "-O2", "-fPIC", "-Wall", "-Werror", "-fvisibility=hidden",
-            f"-I{work}", SOURCE, *(y for x in sets for y in x.objects), "-o", draft,
+            f"-I{work}", SOURCE, named, *(y for x in sets for y in x.objects), "-o", draft,
             f"-Wl,-soname,{fa4_folder.LIBRARY}", f"-Wl,--version-script={work / 'exports.map'}",
             "-Wl,-z,defs", "-Wl,-z,noexecstack", "-s",
         ]  # fmt: skip

@@ -15,6 +15,7 @@ from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.sets import Variant
 
@@ -27,6 +28,21 @@ def variant(text: str) -> Variant:
     Raises:
       BuildError: there is none, or kernels cannot compute it. The message says why.
     """
+    try:
+        return _variant(text)
+    except BuildError:
+        raise
+    except Exception as error:  # the user's code may raise any
+        raise BuildError(f"--mod {text}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """The error's class, without which a KeyError says little, and its first line."""
+    lines = error_text(error).strip().splitlines()
+    return ": ".join((type(error).__name__, *lines[:1]))
+
+
+def _variant(text: str) -> Variant:
     function = _function(text)
     try:
         change = _change(trace("score_mod", function, (), "float32").program)

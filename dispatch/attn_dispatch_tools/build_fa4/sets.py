@@ -63,6 +63,19 @@ class Variant:
     """Whether a score of 0 surely becomes no large number, of which the softmax's exponential is
     infinity. Kernels compute some rows past the last, with scores of 0."""
 
+    @staticmethod
+    def from_json(facts: dict[str, object]) -> Variant:
+        """The variant with these fields.
+
+        Raises:
+          TypeError: they are not this class's.
+        """
+        is_small = facts.get("is_small_at_zero")
+        texts = {x: y for x, y in facts.items() if x != "is_small_at_zero" and isinstance(y, str)}
+        if not isinstance(is_small, bool) or len(texts) + 1 != len(facts):
+            raise TypeError(f"expected the fields of a Variant, got {facts}")
+        return Variant(**texts, is_small_at_zero=is_small)
+
 
 @dataclass(frozen=True)
 class KernelSet:

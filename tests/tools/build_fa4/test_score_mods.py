@@ -39,7 +39,12 @@ class Config:
 def returns_nothing(x):
     pass
 
+def looks_up(score, b, n, t, s):
+    return {}["cap"] * score
+
 def fails(x):
+    if x == 4:
+        raise RuntimeError("first\\nsecond")
     raise ValueError(f"no mod for {x}")
 """
 
@@ -48,6 +53,7 @@ def fails(x):
 def model(tmp_path, monkeypatch):
     """A module my_model in the current folder."""
     (tmp_path / "my_model.py").write_text(_MODEL)
+    (tmp_path / "unfinished.py").write_text("def mod(")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("my_model", None)  # another test's
@@ -93,6 +99,9 @@ def test_ready_made_mods_are_those_of_the_arguments():
         ("no_model:score_mod", r"no_model:score_mod: No module named 'no_model'"),
         ("my_model:other", r"my_model:other: module 'my_model' has no attribute 'other'"),
         ("my_model:fails(3)", r"my_model:fails\(3\): no mod for 3"),
+        ("my_model:looks_up", r"my_model:looks_up: KeyError: 'cap'$"),
+        ("my_model:fails(4)", r"my_model:fails\(4\): RuntimeError: first$"),
+        ("unfinished:mod", r"unfinished:mod: SyntaxError: "),
         ("my_model:fails()", r"my_model:fails\(\): fails\(\) missing 1 required"),
         ("my_model:SLOPES", r"score_mod: expected a function or None, got an array float32\[4\]"),
         ("my_model:returns_nothing(1)", r"score_mod: expected a function or None, got None"),
