@@ -200,13 +200,17 @@ def _bind(
 @lru_cache(maxsize=4096)
 def _shard(primitive: Primitive, tiles: PlanTiles | None) -> Bind:
     """The calls of one device, with arrays of masks in these tiles."""
+    further = {} if tiles is None else {"tiles": tiles}
 
     @lru_cache(maxsize=4096)
     def bind_options(options: AttentionOptions) -> Callable[..., list[jax.Array]]:
         def bind_shard(*operands: jax.Array) -> list[jax.Array]:
             # XLA may lower the shard after a `with` block of settings has ended.
             now = settings.current()
-            return bind(primitive, *operands, options=options, surroundings=now, tiles=tiles)
+            return cast(
+                "list[jax.Array]",
+                primitive.bind(*operands, options=options, surroundings=now, **further),
+            )
 
         return bind_shard
 
