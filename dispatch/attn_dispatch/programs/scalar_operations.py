@@ -30,7 +30,7 @@ from attn_dispatch.programs.scalar_code import (
 Given = Sequence[Scalar]
 
 _FLOATS = {
-    "tanh", "exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "erf", "sqrt", "rsqrt", "ceil",
+    "tanh", "exp", "exp2", "log1p", "expm1", "sin", "cos", "erf", "sqrt", "rsqrt", "ceil",
     "floor",
 }  # fmt: skip
 _ARITHMETIC = {"add", "add_any", "sub", "mul", "max", "min"}
@@ -213,28 +213,51 @@ def _of_floats(name: str, code: Code, given: Given, params: Mapping[str, object]
     x = given[0]
     if name == "div":
         return _divided(code, x, given[1])
-    if name == "log" and not of_score(x):
-        # Rounded down, as for T5's buckets, a fast logarithm might become another number.
-        return code.add("f", "exact_log", x)
     if name in _FLOATS:
         return code.add("f", name, x)
+    if name in _COMPOSED:
+        return _COMPOSED[name](code, x)
     if name == "pow":
         exponent = _converted(code, "f", given[1])
         return code.add("f", "pow_", x, exponent)
     if name in ("neg", "abs"):
         return code.add("f", name if name == "neg" else "abs_", x)
-    if name == "square":
-        return code.add("f", "mul", x, x)
     if name == "sign":
         below = select(code, "f", code.add("p", "lt", x, 0.0), -1.0, x)
         return select(code, "f", code.add("p", "gt", x, 0.0), 1.0, below)
     if name == "round":
         to_even = params["rounding_method"] == RoundingMethod.TO_NEAREST_EVEN
         return code.add("f", "round_even", x) if to_even else None
-    if name == "logistic":
-        beside = code.add("f", "add", code.add("f", "exp", code.add("f", "neg", x)), 1.0)
-        return code.add("f", "div", 1.0, beside)
     return None
+
+
+def _log(code: Code, x: Scalar) -> Scalar:
+    # Rounded down, as for T5's buckets, a fast logarithm might become another number.
+    return code.add("f", "log" if of_score(x) else "exact_log", x)
+
+
+def _log2(code: Code, x: Scalar) -> Scalar:
+    return _divided(code, _log(code, x), float(np.log(np.float32(2))))
+
+
+def _one_minus_square(code: Code, x: Scalar) -> Scalar:
+    return code.add("f", "mul", code.add("f", "sub", 1.0, x), code.add("f", "add", 1.0, x))
+
+
+def _logistic(code: Code, x: Scalar) -> Scalar:
+    beside = code.add("f", "add", code.add("f", "exp", code.add("f", "neg", x)), 1.0)
+    return code.add("f", "div", 1.0, beside)
+
+
+_COMPOSED: dict[str, Callable[[Code, Scalar], Scalar]] = {
+    "log": _log,
+    "log2": _log2,
+    "logistic": _logistic,
+    "one_minus_square": _one_minus_square,
+    "square": lambda code, x: code.add("f", "mul", x, x),
+}
+"""Functions of one float that are several operations, or not always the same. JAX has log2, and
+1 - x² in the derivative of tanh, as operations from 0.12 on."""
 
 
 def _divided(code: Code, x: Scalar, y: Scalar) -> Scalar:
