@@ -3,7 +3,6 @@ ignored where they are of no use."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +28,9 @@ from attn_dispatch.core.tuning import contest
 from attn_dispatch.fa4 import passes
 from attn_dispatch.semantics.mask_arrays import MaskArrays
 from attn_dispatch_tools.verify.calls import specs_in
-from tests.core.sharded_mask_arrays import LAYOUTS, MASKS
 from tests.support import interval_kernels_in_jax
 from tests.support.fa4_on_cpu import for_h200, install
 from tests.support.made_arrays import KEEPS, places
-from tests.support.module_report import report_of
 
 ROWS = {("_Ranges", False): 1, ("_Rows", False): 1}
 """What makes the rows of a mask."""
@@ -432,40 +429,3 @@ def test_tuning_sees_the_operands_alone(kernels, monkeypatch):
     with tuning(1.0):
         jax.jit(lambda x: attend(x, WEIGHTS[0], "fa4", is_causal=True)).lower(X)
     assert [x.options.operands for x in seen] == [("query", "key", "value")]
-
-
-@pytest.fixture(scope="module")
-def sharded_report() -> Any:
-    return report_of("tests.core.sharded_mask_arrays")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("mask", MASKS)
-def test_devices_get_their_part_of_the_arrays(sharded_report, layout, mask):
-    cell = sharded_report[f"{layout}|{mask}"]
-    assert cell["error"] < 1e-5 and cell["made"] == []
-    rows = {"batch by both": 1, "rows": 8}.get(layout, 2)
-    assert cell["rows"] == [1 if mask == "causal" else rows]
-    if layout != "rows":  # rows are exchanged into heads
-        assert cell["collectives"] == ["all-reduce"]  # the sum of the loss
-
-
-@pytest.fixture(scope="module")
-def hoisted_report() -> Any:
-    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
-    if not os.path.isdir(folder):
-        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
-    return report_of("tests.core.hoisted_mask_arrays", folder)
-
-
-@pytest.mark.parametrize("mask", ["causal", "documents"])
-def test_a_gpu_makes_lists_once_outside_of_loops(hoisted_report, mask):
-    without = hoisted_report[f"{mask}, no remat"]
-    for keep in KEEPS:
-        row = hoisted_report[f"{mask}, {keep}"]
-        assert row["lists inside"] == 0
-        assert row["lists outside"] == without["lists outside"] > 0
-        assert row["calls"].count("forward") == (1 if keep == "no remat" else 2)
-        assert row["calls"].count("backward") == 1
-    unbound = hoisted_report[f"{mask}, not bound"]
-    assert unbound["lists inside"] > 0 == unbound["lists outside"]

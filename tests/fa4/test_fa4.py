@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch import explain, fa4, mods
+from attn_dispatch import explain, fa4
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import call, compiled, interval_calls, rules
@@ -17,7 +17,6 @@ from attn_dispatch.fa4.call import kernels_for
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
 from attn_dispatch.fa4.score_variant import variant_of
 from attn_dispatch.semantics.intervals import is_certain
-from attn_dispatch_tools.build_fa4 import score_mods
 from attn_dispatch_tools.build_fa4.sets import SETS
 from attn_dispatch_tools.verify import drawn_masks, drawn_mods, draws
 from attn_dispatch_tools.verify.case import Case, Step, spec_of
@@ -447,27 +446,3 @@ def test_plan_says_which_form_the_mask_has_and_counts_its_bytes(library):
     lists = 4 * 75 * 2 * (1 + 67)  # 75 tiles of queries by 67 of keys
     assert by_rows.other_bytes == 2 * (lists + 16 * 300)
     assert by_bits.other_bytes == 4 * (lists + 4 * 300 * 7)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"logits_soft_cap": 50.0},
-        {"score_mod": mods.soft_cap(50)},
-        {"score_mod": lambda x, b, n, t, s: 50 * jnp.tanh(x / 50)},
-        {"alibi_slopes": SLOPES},
-        {"score_mod": mods.alibi(SLOPES)},
-        {"score_mod": mods.alibi(SLOPES), "mask_mod": mods.prefix_lm(jnp.asarray([3, 5]))},
-    ],
-)
-def test_ready_made_kernels_run_the_arguments_and_the_mods(monkeypatch, options):
-    texts = ("attn_dispatch.mods:soft_cap(50)", "attn_dispatch.mods:alibi([1.0])")
-    made = [(x, y) for x in LIBRARY.sets for y in map(score_mods.variant, texts)]
-    variants = [replace(x, variant=y.digest, variant_arrays=y.types) for x, y in made]
-    with_mods = replace(LIBRARY, sets=(*LIBRARY.sets, *variants))
-    monkeypatch.setattr(compiled, "find", lambda: with_mods)
-    found = explain(*arrays(), implementation="fa4", target="sm90", **options)
-    assert [x.reasons for x in (found.forward[0], found.backward[0])] == [(), ()]
-    wrong = options | ({"logits_soft_cap": 51.0} if "logits_soft_cap" in options else {})
-    if wrong != options:
-        assert explain(*arrays(), implementation="fa4", target="sm90", **wrong).forward[0].reasons

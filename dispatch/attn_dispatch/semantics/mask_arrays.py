@@ -57,7 +57,7 @@ class MaskRows:
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """Those that are there."""
+        """The mask and the flags that are not None."""
         return [x for x in (self.mask, self.real_keys, self.invalid) if x is not None]
 
     @property
