@@ -76,8 +76,11 @@ def devices() -> tuple[str, ...]:
     return tuple(map(str, range(len(listed.splitlines()))))
 
 
-def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
-    """Run one call under compute-sanitizer. Returns its status and the number of errors."""
+def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
+    """Run the call at this index, which has this name, under compute-sanitizer.
+
+    Returns its status and the number of errors.
+    """
     command = (
         *_MEMCHECK, sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
         "--one", str(index), "--implementation", args.implementation,
@@ -97,7 +100,7 @@ def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
     summed = re.search(r"ERROR SUMMARY: (\d+) error", output)
     found = re.findall(r"========= (Invalid .*|    at .*)", output)
     return {
-        "case": f"drawn/{args.seed}_{index}",
+        "case": name,
         "status": status[1] if status else "unfinished",
         # Errors are printed as they happen, their sum only at the end.
         "errors": int(summed[1]) if summed else (len(found) or None),
@@ -119,11 +122,12 @@ def main() -> None:
     if args.one is not None:
         run_one(args)
         return
-    facts = facts_of(args) if args.out else {}
+    cases = drawn(args)
+    facts = facts_of(args, cases) if args.out else {}
     calls: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
         # Each result is printed at once, so that an interrupted run has shown some.
-        for call in pool.map(lambda index: checked(args, index), range(args.draws)):
+        for call in pool.map(lambda x: checked(args, x[0], x[1].name), enumerate(cases)):
             calls.append(call)
             print(f"{call['case']}: {call['status']}, errors: {call['errors']}", flush=True)
             if facts:
@@ -158,11 +162,10 @@ def unclean(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [x for x in calls if kind(x) in ("not_clean", "sanitizer_crashed_or_hung")]
 
 
-def facts_of(args: argparse.Namespace) -> dict[str, Any]:
+def facts_of(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
     """The first entries of a report."""
     from attn_dispatch_tools.reports.environment import environment
 
-    cases = drawn(args)
     return {
         "environment": environment(), "implementation": args.implementation, "masks": args.masks,
         "draws": args.draws, "seed": args.seed,

@@ -84,11 +84,12 @@ def results(compiled: Any, params: Any, x: jax.Array) -> ArrayList:
 def errors(got: ArrayList, expected: ArrayList) -> np.ndarray:
     """The error of each array as a share of its largest number.
 
-    The gradient of a bias of the keys is 0 up to rounding: its error is a share of a hundredth of
-    the largest number of the others.
+    The gradient of a bias of the keys is 0, so that all of it is rounding, which differs by a
+    factor of two between runs of one framework. Its error is a share of a tenth of the largest
+    number of the others.
     """
     sizes = [abs(y).max() for y in expected]
-    largest = [max(size, max(sizes) / 100) for size in sizes]
+    largest = [max(size, max(sizes) / 10) for size in sizes]
     pairs = zip(got, expected, largest, strict=True)
     return np.array([abs(x - y).max() / scale for x, y, scale in pairs])
 
