@@ -25,6 +25,7 @@ from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes, not_su
 from attn_dispatch.semantics.mask_arrays import MaskArrays
 from attn_dispatch.semantics.tile_lists import TileSizes
 from attn_dispatch_tools.bench.device_time import busy_seconds
+from attn_dispatch_tools.reports.environment import environment
 from tests.support.option_parts import options_with
 
 TILES = PlanTiles(TileSizes(128, 128), TileSizes(128, 64))
@@ -147,7 +148,7 @@ def measured(spec: AttentionSpec, arrays: Arrays, *, has_backward: bool) -> dict
 
 def main() -> None:
     print(f"{jax.local_devices()[0].device_kind}, JAX {jax.__version__}")
-    report: dict[str, Any] = {"device": jax.local_devices()[0].device_kind, "masks": {}}
+    report: dict[str, Any] = {"environment": environment(), "masks": {}}
     for name, (spec, arrays) in calls().items():
         row: dict[str, Any] = {"refused": [str(x) for x in not_supported_reasons(spec, TILES)]}
         if not row["refused"]:
