@@ -1,11 +1,12 @@
-"""Speed of every implementation at many calls, for the choice among them.
+"""Speed of every implementation at many calls, from which core/preferences.json is made.
 
 usage: python benchmarks/choices.py [--cells GLOB] [--seconds S] [--time-limit S] [--out FOLDER]
 
 At each call all implementations that run it, as it is or by rewrites, take turns: forward, and
 forward and backward with the gradients of query, key, value and sinks. XLA takes part where scores
 are few or heads wide. An implementation that takes three times as long as the best one in its first
-run is not timed further. The file is saved after each call.
+run is not timed further. The file is saved after each call; tests/core/test_preferences.py
+replays it.
 """
 
 from __future__ import annotations
