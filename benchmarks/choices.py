@@ -1,11 +1,12 @@
-"""Speed of every implementation at many calls, for the choice among them.
+"""Speed of every implementation at many calls, from which core/preferences.json is made.
 
 usage: python benchmarks/choices.py [--cells GLOB] [--seconds S] [--time-limit S] [--out FOLDER]
 
 At each call all implementations that run it, as it is or by rewrites, take turns: forward, and
 forward and backward with the gradients of query, key, value and sinks. XLA takes part where scores
 are few or heads wide. An implementation that takes three times as long as the best one in its first
-run is not timed further. The file is saved after each call.
+run is not timed further. For short calls there is device time too, which the lines show. The file is saved after each call; tests/core/test_preferences.py
+replays it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.tuning.timing import orders, seconds_per_call, turns
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.inspection import spec_of
+from attn_dispatch_tools.bench.device_time import busy_seconds
 from attn_dispatch_tools.bench.peers.peer import first_line
 from attn_dispatch_tools.reports.environment import environment, file_name
 from attn_dispatch_tools.terminal.name_patterns import matches
@@ -46,6 +48,10 @@ _MOST_PAIRS = 2**26
 """XLA is left out of calls of usual head dims with more scores than this."""
 _COMPILED_AHEAD = 6
 """So many calls are compiled at a time, and then timed while nothing compiles."""
+_LAUNCHES = 150.0
+"""Of a call whose forward pass takes fewer microseconds, the time for which the device is busy is
+measured as well: in a loop, such calls wait for the host, which launches them."""
+_PROFILED_CALLS = 10
 _GRADIENTS = ("query", "key", "value", "sinks")
 DEFAULT = "default"
 """The name of the call without `implementation=`."""
@@ -198,6 +204,10 @@ def measure(found: Prepared, seconds: float) -> dict[str, Any]:
     for direction, programs in found.programs.items():
         if programs:
             row[direction], row[f"{direction}_once"] = _times(found, direction, seconds)
+    if min(row.get("forward", {}).values(), default=_LAUNCHES) < _LAUNCHES:
+        for direction in found.programs:
+            if direction in row:
+                row[f"{direction}_device"] = _busy(found, direction, row[direction])
     if found.failed:
         row["failed"] = found.failed
     return row
@@ -222,6 +232,24 @@ def _times(
     times = {x: statistics.median(y) for x, y in turns(timed, rounds, seconds).items()}
     rest = {x: y for x, y in once.items() if x not in times}
     return _microseconds(times), _microseconds(rest)
+
+
+def _busy(found: Prepared, direction: str, names: Iterable[str]) -> dict[str, float]:
+    """The times for which these programs keep the device busy."""
+    times: dict[str, float] = {}
+    for name in names:
+        program = found.programs[direction][name]
+
+        def run(program: Callable[..., Any] = program) -> None:
+            results = [program(*found.arrays) for _ in range(_PROFILED_CALLS)]
+            jax.block_until_ready(results)
+
+        seconds, why = busy_seconds(run)
+        if seconds is None:
+            found.failed[f"{name}, {direction}, device time"] = why
+        else:
+            times[name] = seconds / _PROFILED_CALLS
+    return _microseconds(times)
 
 
 def _microseconds(times: dict[str, float]) -> dict[str, float]:
@@ -253,7 +281,7 @@ def save(path: Path, facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> N
 def _line(row: dict[str, Any]) -> str:
     parts = []
     for direction in DIRECTIONS:
-        times = row.get(direction, {})
+        times = row.get(f"{direction}_device") or row.get(direction, {})
         best = min(times.values(), default=0.0)
         cells = (f"{x} {y:.0f}{'*' * (y == best)}" for x, y in times.items())
         parts.append(", ".join(cells) or "-")

@@ -1,4 +1,4 @@
-"""Speed of flash and of cuDNN on one GPU, from which core/faster_extras.json was made.
+"""Speed of flash and of cuDNN on one GPU. Preferences are made from choices.py instead.
 
 usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--out FOLDER]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -15,47 +15,15 @@ import pytest
 import attn_dispatch
 from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import faster_extras, select
+from attn_dispatch.core import select
 from attn_dispatch.core.verdict import verdicts_on
-from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
-from attn_dispatch.reason import Reason, reason_from_sentence
+from attn_dispatch.reason import reason_from_sentence
 from attn_dispatch_tools.verify.case import Case, spec_of
+from tests.support.fake_implementation import Fake
 from tests.support.option_parts import with_facts
 
 CUDA, ROCM = parse("sm90"), parse("gfx942")
-
-
-@dataclass(frozen=True)
-class Fake:
-    """An implementation that refuses calls with the given reasons and returns constants."""
-
-    NAME: str
-    reasons: tuple[str, ...] = ()
-    PLATFORM: str | None = "cuda"
-    IS_EXTRA: bool = False
-    HAS_DECODING_KERNEL: bool = False
-    SKIPS_FROM_BOTTOM_RIGHT: bool = True
-
-    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-        return tuple(reason_from_sentence(self.NAME, f"{x} on {device.arch}") for x in self.reasons)
-
-    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
-        reasons = self.not_supported_reasons(spec, device)
-        assert not reasons, "only an eligible call is planned"
-        return Plan(f"{self.NAME} engine", 1234 if spec.is_backward else 0)
-
-    def unusable_reason(self, device: Device) -> str:
-        return ""
-
-    def version(self) -> tuple[str, str]:
-        return self.NAME, "1"
-
-    def forward(self, spec, device, operands):
-        return tuple(jnp.full(x.shape, len(self.NAME), x.dtype) for x in spec.results)
-
-    backward = forward
 
 
 FAST, SLOW, LAST = Fake("fast"), Fake("slow"), Fake("last", PLATFORM=None)
@@ -119,34 +87,6 @@ def test_error_lists_every_reason_if_nothing_runs(implementations, available, wa
     for fake in refusals:
         expected += [f"  {fake.NAME}:", *(f"    - {reason} on sm90" for reason in fake.reasons)]
     assert str(error.value).splitlines() == expected
-
-
-@pytest.mark.parametrize(
-    ("h", "v", "t", "forward", "back"),
-    [
-        (192, 128, 8192, ["fa4", "flash", "cudnn"], ["fa4", "cudnn", "flash"]),
-        (192, 128, 2048, ["fa4", "cudnn", "flash"], ["fa4", "cudnn", "flash"]),
-        (192, 128, 1024, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
-        (192, 136, 8192, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
-        (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
-    ],
-)
-def test_implementations_are_ordered_by_measured_speed(h, v, t, forward, back):
-    found = [Fake("cudnn"), Fake("flash", IS_EXTRA=True), Fake("fa4", IS_EXTRA=True)]
-    case = Case("call", b=2, t=t, s=t, n=8, k=8, h=h, v=v, dtype="bfloat16")
-    call = spec_of(case.forward_options(), case.avals())
-    options = case.backward_options()
-    for x, names in ((call, forward), (call.backward(options), back)):
-        assert [y.NAME for y in faster_extras.faster_first(found, x, CUDA)] == names
-
-
-@pytest.mark.parametrize(("t", "first"), [(2048, "fa4"), (1024, "cudnn")])
-def test_calls_with_a_mask_mod_go_to_the_kernels_that_skip_its_tiles(t: int, first: str):
-    found = [Fake("cudnn"), Fake("fa4", IS_EXTRA=True)]
-    case = Case("call", b=4, t=t, s=t, n=32, k=8, h=128, v=128, mask_mod=("s <= t or s < x[b]", 3))
-    call = spec_of(case.forward_options(), case.avals())
-    for x in (call, call.backward(case.backward_options())):
-        assert faster_extras.faster_first(found, x, CUDA)[0].NAME == first
 
 
 def test_names_of_implementations_are_accepted(implementations):

@@ -2,7 +2,7 @@
 
 This file alone knows all implementations and their order; besides, only eligibility.py knows XLA.
 eligibility.py decides whether an implementation can run a call, core/rewrites/search.py by which
-rewrites, faster_extras.py which extra comes first, and fallback.py the message if no kernel can.
+rewrites, preferences.py which one comes first, and fallback.py the message if no kernel can.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import jax
 from attn_dispatch import aiter, cudnn, fa4, flash, settings, xla
 from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import fallback
+from attn_dispatch.core import fallback, preferences
 from attn_dispatch.core.eligibility import mask_chain, reasons_and_chain, reasons_as_it_is
-from attn_dispatch.core.faster_extras import faster_first
 from attn_dispatch.core.mask_arrays import TakesMask
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
@@ -348,7 +347,4 @@ def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
     if wanted := spec.meaning.implementation:
         by_name = {implementation.NAME: implementation for implementation in known}
         return [by_name[name] for name in wanted]
-    has_extras = any(
-        x.IS_EXTRA and x.PLATFORM == device.platform and _is_usable(x, device) for x in known
-    )
-    return faster_first(known, spec, device) if has_extras else known
+    return preferences.in_order(known, spec, device, is_expected)
