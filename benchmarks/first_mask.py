@@ -39,9 +39,15 @@ Case = tuple[Callable[..., jax.Array], tuple[jax.ShapeDtypeStruct, ...]]
 """A function of query, key, value and other arrays, and what these others are."""
 
 
-def mask_mod(number: int) -> Case:
+def mod_of(number: int) -> Callable[..., Any]:
     def mod(b: Any, n: Any, t: Any, s: Any, prefix: Any) -> Any:
         return (s <= t) & (t - s < 2000 + number) | (s < prefix[b])
+
+    return mod
+
+
+def mask_mod(number: int) -> Case:
+    mod = mod_of(number)
 
     def call(q: jax.Array, k: jax.Array, v: jax.Array, prefix: jax.Array) -> jax.Array:
         return dot_product_attention(
@@ -91,6 +97,18 @@ def jax_nn(number: int) -> Case:
     return call, ()
 
 
+def masked_jax_nn(number: int) -> Case:
+    """The mask of `mask_mod` as an array, which `jax.nn` takes."""
+    mod = mod_of(number)
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, prefix: jax.Array) -> jax.Array:
+        b, _, t, s = jnp.ogrid[: q.shape[0], :1, : q.shape[1], : k.shape[1]]
+        mask = mod(b, 0, t, s, prefix)
+        return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation="cudnn")
+
+    return call, (_ARRAY((1,), jnp.int32),)
+
+
 CASES: dict[str, Callable[[int], Case]] = {
     "mask_mod": mask_mod,
     "window": window,
@@ -101,6 +119,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     "causal, flash": partial(causal, implementation="flash"),
     "documents, flash": partial(documents, implementation="flash"),
     "causal, jax.nn": jax_nn,
+    "mask_mod, jax.nn": masked_jax_nn,
 }
 
 

@@ -43,8 +43,9 @@ def link(sets: Sequence[Compiled], target: Path) -> None:
         command = [
             compiler, "-shared", "-O2", "-fPIC", "-Wall", "-Werror", "-fvisibility=hidden",
             f"-I{work}", SOURCE, named, *(y for x in sets for y in x.objects), "-o", draft,
-            f"-Wl,-soname,{fa4_folder.LIBRARY}", f"-Wl,--version-script={work / 'exports.map'}",
-            "-Wl,-z,defs", "-Wl,-z,noexecstack", "-s",
+            f"-Wl,-soname,{fa4_folder.LIBRARY}", "-Wl,-z,defs", "-Wl,-z,noexecstack", "-s",
+            # After -Wl, a comma in a folder's name would end the argument.
+            "-Xlinker", "--version-script", "-Xlinker", work / "exports.map",
         ]  # fmt: skip
         run(command, what=f"linking {target.name}", seconds=_LINK_SECONDS)
         draft.replace(target)

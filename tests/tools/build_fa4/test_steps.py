@@ -179,7 +179,8 @@ def test_the_table_has_the_kernels_in_the_order_of_the_header(both):
 
 def test_the_library_exports_one_function_and_needs_nothing_of_cuda(both, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", str(fa4_stand_in.linker(tmp_path)))
-    library = tmp_path / "library.so"
+    library = tmp_path / "a folder, 2" / "library.so"
+    library.parent.mkdir()
     linking.link(both, library)
     assert exported(library) == ["attn_dispatch_fa4_library"]
     assert not re.search(r"cuda|cutlass|stdc\+\+", _output("readelf", "-dW", str(library)))
