@@ -159,4 +159,4 @@ def test_no_intermediate_has_two_long_axes():
         return ranges.starts_q, ranges.lengths_kv, ranges.real_queries
 
     memory = jax.jit(compute).lower(shape).compile().memory_analysis()
-    assert memory is not None and memory.temp_size_in_bytes < 64 * length
+    assert memory is not None and memory.temp_size_in_bytes < 128 * length

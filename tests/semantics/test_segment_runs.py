@@ -1,4 +1,4 @@
-"""Runs of segment ids against those that all other implementations are given."""
+"""Runs of segment ids, and the ranges made of them, against those that NumPy finds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import segment_runs
-from attn_dispatch.semantics.packing import SequenceRanges
-from attn_dispatch.semantics.row_ids import RowIds
+from attn_dispatch_tools.verify import reference
 from tests.support.interval_calls import Draw
 from tests.support.mutants import fails, mutant
 from tests.support.option_parts import options_with
@@ -67,34 +66,47 @@ def spec_of(arrays: Arrays, queries: int, keys: int, **facts: Any) -> AttentionS
 
 
 def check(module: ModuleType, lengths: tuple[int, int], facts: dict[str, Any], draws: int) -> None:
-    """Compare drawn ids' runs with their ids and ranges in all other programs."""
+    """Compare the runs of drawn ids with those that NumPy finds."""
     others = {x: y for x, y in facts.items() if x != "has_lengths"}
     has_lengths = "has_lengths" in facts
     rng = Draw(sum(lengths))
     spec = spec_of(drawn(rng, *lengths, has_lengths=has_lengths), *lengths, **others)
 
     @jax.jit
-    def both(operands: dict[str, jax.Array]) -> Any:
-        runs, ranges = module.SegmentRuns.of(spec, operands), SequenceRanges.of(spec, operands)
-        return (
-            (runs.ids.query, runs.ids.key, runs.ids.invalid, runs.starts, runs.lengths),
-            (ranges.starts_q, ranges.starts_kv, ranges.lengths_q, ranges.lengths_kv),
-            vars(RowIds.of(spec, operands)),
-        )
+    def found(operands: dict[str, jax.Array]) -> Any:
+        runs = module.SegmentRuns.of(spec, operands)
+        ranges = [runs.ranges(*x) for x in zip(("query", "key"), lengths, strict=True)]
+        return (runs.ids.query, runs.ids.key), runs.ids.invalid, runs.starts, runs.lengths, ranges
 
     for _ in range(draws):
         arrays = drawn(rng, *lengths, has_lengths=has_lengths)
         with jax.numpy_rank_promotion("raise"):
-            made = both({x: jnp.asarray(y) for x, y in arrays.items()})
-        (query, key, invalid, starts, counts), ranges, expected = jax.tree.map(np.asarray, made)
-        np.testing.assert_array_equal(query, expected["query"])
-        np.testing.assert_array_equal(key, expected["key"])
-        np.testing.assert_array_equal(invalid, expected["invalid"])
-        for side in range(2):
-            assert (counts[side][:, 0] == 0).all()
-            np.testing.assert_array_equal(counts[side][:, 1:], ranges[2 + side])
-            is_there = ranges[2 + side] > 0
-            np.testing.assert_array_equal(starts[side][:, 1:][is_there], ranges[side][is_there])
+            made = found({x: jnp.asarray(y) for x, y in arrays.items()})
+        ids, invalid, starts, counts, ranges = jax.tree.map(np.asarray, made)
+        shaped = {
+            name: np.empty((BATCH, length))
+            for name, length in zip(("query", "key"), lengths, strict=True)
+        }
+        for row in range(BATCH):
+            expected = reference.ids_and_invalid(spec.options, shaped | arrays, row)
+            np.testing.assert_array_equal(invalid[row], expected[0][1])
+            for side, (right, _) in enumerate(expected):
+                np.testing.assert_array_equal(ids[side][row], right)
+                first, count = runs_of(right)
+                np.testing.assert_array_equal(counts[side][row], (0, *count))
+                is_there = count > 0
+                np.testing.assert_array_equal(starts[side][row, 1:][is_there], first[is_there])
+                np.testing.assert_array_equal(ranges[side][0][row], first)
+                np.testing.assert_array_equal(ranges[side][1][row], count)
+
+
+def runs_of(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first place and the number of places of the ids from 1 to `LARGEST`, in order. An id
+    without places begins where the next one does, or at the end."""
+    numbers = range(1, LARGEST + 1)
+    count = np.array([(ids == x).sum() for x in numbers])
+    first = [min(np.flatnonzero(ids >= x), default=len(ids)) for x in numbers]
+    return np.array(first), count
 
 
 LENGTHS = ((12, 9), (7, 16))
@@ -102,7 +114,7 @@ LENGTHS = ((12, 9), (7, 16))
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("facts", FACTS, ids=str)
-def test_runs_are_those_of_other_programs(lengths, facts):
+def test_runs_are_those_that_numpy_finds(lengths, facts):
     check(segment_runs, lengths, facts, 60)
 
 
@@ -124,6 +136,9 @@ MUTANTS = {
     "rows not invalid": ("invalid if of_row is None else invalid | of_row", "invalid"),
     "misplaced ids not invalid": ("given.invalid | is_out", "given.invalid"),
     "ids without places": ("jnp.where(is_there, end, start)", "end"),
+    "empty ranges out of order": ("lax.cummin(starts, axis=1, reverse=True)", "starts"),
+    "starts of invalid ids": ("jnp.where(lengths > 0, self.starts[i][:, 1:], length)",
+                              "self.starts[i][:, 1:]"),
 }  # fmt: skip
 """Wrong runs: what is wrong, and the text that makes it so."""
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from attn_dispatch.aiter.arrays import KernelArrays, slopes_of_rows
 from attn_dispatch.aiter.call import AiterCall, folds_heads
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.pages import flat_pages, flat_table
-from attn_dispatch.semantics.row_ids import row_lengths
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.wider_arrays import pad_last
 

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.row_ids import ID_OPERANDS, RowIds
+from attn_dispatch.semantics.given_ids import ID_OPERANDS
+from attn_dispatch.semantics.row_ids import RowIds
 
 _NAN_RESULTS = ("out", "lse", "row_max")
 """The results that are NaN in an invalid row."""

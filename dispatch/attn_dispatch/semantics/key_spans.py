@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.given_ids import pick, row_lengths
 from attn_dispatch.semantics.interval_union import Range
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.ranks import Ranks
-from attn_dispatch.semantics.row_ids import RowIds, pick, row_lengths, search
+from attn_dispatch.semantics.row_ids import RowIds, search
 from attn_dispatch.semantics.segment_runs import SegmentRuns
 
 Numbers = jax.Array | int

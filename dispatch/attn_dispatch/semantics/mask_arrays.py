@@ -13,11 +13,11 @@ import jax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import mask_data
+from attn_dispatch.semantics.given_ids import pick
 from attn_dispatch.semantics.interval_plan import band_of, grid_of
 from attn_dispatch.semantics.invalid_values import invalid_queries, may_be_invalid
 from attn_dispatch.semantics.mask_bits import seen_keys
 from attn_dispatch.semantics.real_rows import real_rows_by_position
-from attn_dispatch.semantics.row_ids import pick
 from attn_dispatch.semantics.segment_runs import SegmentRuns
 from attn_dispatch.semantics.tile_lists import TileLists, TileSizes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import AttentionOptions, Meaning, Promises, mod_operands
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.row_ids import ID_OPERANDS
+from attn_dispatch.semantics.given_ids import ID_OPERANDS
 
 _SHAPES = ("query", "key", "value")
 """The operands of which the mask depends on lengths and heads alone."""

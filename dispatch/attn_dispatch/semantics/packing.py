@@ -17,13 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.row_ids import (
-    RowIds,
-    cu_seqlens_of,
-    invalid_sequences,
-    row_lengths,
-    search,
-)
+from attn_dispatch.semantics.given_ids import SIDES, full_length, row_lengths
+from attn_dispatch.semantics.row_ids import RowIds, cu_seqlens_of, invalid_sequences, search
+from attn_dispatch.semantics.segment_runs import SegmentRuns
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,7 @@ class SequenceRanges:
         the row's length.
         """
         ids = RowIds.of(spec, operands)
-        queries = _ranges(spec, operands, "query", ids.query)
-        keys = _ranges(spec, operands, "key", ids.key)
+        queries, keys = (_ranges(spec, operands, side) for side in SIDES)
         return SequenceRanges(*queries, *keys, ids.query, ids.key)
 
     @property
@@ -112,18 +107,16 @@ def flat_starts(starts: jax.Array, length: int) -> jax.Array:
 
 
 def _ranges(
-    spec: AttentionSpec, operands: Mapping[str, jax.Array], side: str, of_place: jax.Array
+    spec: AttentionSpec, operands: Mapping[str, jax.Array], side: str
 ) -> tuple[jax.Array, jax.Array]:
-    """Starts and lengths [B, M] of the sequences whose ids are `of_place`."""
+    """Starts and lengths [B, M] of the sequences."""
     if spec.has("cu_seqlens_q"):
         cu_seqlens = cu_seqlens_of(spec, operands, side)
         lengths = jnp.where(invalid_sequences(spec, operands), 0, jnp.diff(cu_seqlens, axis=1))
         return cu_seqlens[:, :-1], lengths
     if spec.has("query_segment_ids"):
-        sequences = spec.meaning.max_segments
-        if sequences is None:
+        if spec.meaning.max_segments is None:
             raise ValueError("SequenceRanges: expected max_segments with segment ids, got None")
-        ids = jnp.arange(1, sequences + 1, dtype=jnp.int32)
-        return Runs.of(of_place).find(jnp.broadcast_to(ids, (spec.batch, sequences)))
+        return SegmentRuns.of(spec, operands).ranges(side, full_length(spec, side))
     lengths = row_lengths(spec, operands, side)[:, None]
     return jnp.zeros_like(lengths), lengths

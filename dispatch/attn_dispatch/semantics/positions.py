@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.packing import Runs
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.ranks import Ranks
-from attn_dispatch.semantics.row_ids import RowIds, row_lengths
+from attn_dispatch.semantics.row_ids import RowIds
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,27 @@
-"""The runs of segment ids, found where ids change.
+"""The runs of segment ids of calls with max_segments, found where ids change.
 
-They are those of row_ids.py and packing.py, for calls with max_segments. These scan all places
-several times and search them, which takes a GPU some thirty kernels. Here the few places at which
-runs begin or end are scattered to their ids, in one kernel.
+The few places at which runs begin or end are scattered to their ids, in one kernel. Scans over all
+places, and searches among them, took a GPU some thirty kernels, and 40 µs at 8,192 places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.row_ids import (
-    RowIds,
+from attn_dispatch.semantics.given_ids import (
+    ID_OPERANDS,
+    SIDES,
+    Ids,
     full_length,
     ids_in_range,
+    ids_spec,
     longest_run,
     pick,
 )
@@ -28,8 +31,8 @@ from attn_dispatch.semantics.row_ids import (
 class SegmentRuns:
     """The queries and the keys of every segment id, from 0 (padding, which has none) to M."""
 
-    ids: RowIds
-    """The same as `RowIds.of`."""
+    ids: Ids
+    """0 also in invalid rows."""
     starts: tuple[jax.Array, jax.Array]
     """The first place of each id among queries and among keys, int32 [B, M + 1]; unspecified where
     the id has none."""
@@ -37,21 +40,47 @@ class SegmentRuns:
     """0 for ids without places, and for invalid ones."""
 
     @staticmethod
-    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> SegmentRuns:
+    def of(spec: AttentionSpec, operands: Operands) -> SegmentRuns:
         """The runs of a call with segment ids and max_segments."""
-        given, of_row = ids_in_range(spec, operands)
-        queries, keys = _runs(spec, given)
-        misplaced = queries.is_misplaced | keys.is_misplaced
-        is_out = pick(misplaced, given.query)
-        assert given.invalid is not None
-        invalid = given.invalid | is_out
-        ids = RowIds(
-            jnp.where(is_out, 0, given.query),
-            jnp.where(pick(misplaced, given.key), 0, given.key),
-            invalid if of_row is None else invalid | of_row,
-        )
-        lengths_q, lengths_kv = (jnp.where(misplaced, 0, x.end - x.start) for x in (queries, keys))
-        return SegmentRuns(ids, (queries.start, keys.start), (lengths_q, lengths_kv))
+        arrays = {name: operands[name] for name in ID_OPERANDS if spec.has(name)}
+        query, key, invalid, starts, lengths = _found(ids_spec(spec), arrays)
+        return SegmentRuns(Ids(query, key, invalid), starts, lengths)
+
+    def ranges(self, side: str, length: int) -> tuple[jax.Array, jax.Array]:
+        """Starts and lengths [B, M] of ids 1 to M among the `length` places of one side.
+
+        An id without places starts where the next one does, or at the end of the row.
+        """
+        i = SIDES.index(side)
+        lengths = self.lengths[i][:, 1:]
+        starts = jnp.where(lengths > 0, self.starts[i][:, 1:], length)
+        return lax.cummin(starts, axis=1, reverse=True), lengths
+
+
+_Both = tuple[jax.Array, jax.Array]
+"""An array of queries, and one of keys."""
+
+
+# Both directions need the runs, several times: under jit they are traced once.
+@partial(jax.jit, static_argnums=0)
+def _found(
+    spec: AttentionSpec, operands: Operands
+) -> tuple[jax.Array, jax.Array, jax.Array, _Both, _Both]:
+    """The fields of `SegmentRuns` and of its ids, from a spec of `ids_spec`."""
+    given, of_row = ids_in_range(spec, operands)
+    queries, keys = _runs(spec, given)
+    misplaced = queries.is_misplaced | keys.is_misplaced
+    is_out = pick(misplaced, given.query)
+    assert given.invalid is not None
+    invalid = given.invalid | is_out
+    lengths_q, lengths_kv = (jnp.where(misplaced, 0, x.end - x.start) for x in (queries, keys))
+    return (
+        jnp.where(is_out, 0, given.query),
+        jnp.where(pick(misplaced, given.key), 0, given.key),
+        invalid if of_row is None else invalid | of_row,
+        (queries.start, keys.start),
+        (lengths_q, lengths_kv),
+    )
 
 
 def table_size(spec: AttentionSpec) -> int:
@@ -78,7 +107,7 @@ class _Runs:
     """bool: the places are no single run, follow a larger id, or are too many."""
 
 
-def _runs(spec: AttentionSpec, ids: RowIds) -> tuple[_Runs, _Runs]:
+def _runs(spec: AttentionSpec, ids: Ids) -> tuple[_Runs, _Runs]:
     """The runs of both sides."""
     largest = spec.meaning.max_segments
     assert largest is not None
@@ -98,7 +127,7 @@ def _runs(spec: AttentionSpec, ids: RowIds) -> tuple[_Runs, _Runs]:
     return _of_side(spec, "query", found[:, :3]), _of_side(spec, "key", found[:, 3:])
 
 
-def _largest_by_id(numbers: list[jax.Array], ids: RowIds, count: int) -> jax.Array:
+def _largest_by_id(numbers: list[jax.Array], ids: Ids, count: int) -> jax.Array:
     """int32 [B, 6, M + 1]: the largest of the six numbers of each id's places, at least 0; the
     first three belong to queries."""
     size = _NUMBERS * count

@@ -54,17 +54,17 @@ def segment_ids(
     options: AttentionOptions, operands: Operands, batch_row: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids of the queries [T] and keys [S] of one batch row; 0 for padding and invalid rows."""
-    (query, _), (key, _) = _ids_and_invalid(options, operands, batch_row)
+    (query, _), (key, _) = ids_and_invalid(options, operands, batch_row)
     return query, key
 
 
 def invalid_queries(options: AttentionOptions, operands: Operands, batch_row: int) -> np.ndarray:
     """The queries whose results are NaN because integers of the call are invalid: bool [T]."""
-    (_, invalid), _ = _ids_and_invalid(options, operands, batch_row)
+    (_, invalid), _ = ids_and_invalid(options, operands, batch_row)
     return invalid
 
 
-def _ids_and_invalid(
+def ids_and_invalid(
     options: AttentionOptions, operands: Operands, batch_row: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For queries and for keys: ids, 0 where there is none, and which rows are invalid."""

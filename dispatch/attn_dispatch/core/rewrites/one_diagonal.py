@@ -27,8 +27,8 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     keys_as_rows,
 )
+from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.real_rows import NO_WEIGHT
-from attn_dispatch.semantics.row_ids import row_lengths
 from attn_dispatch.semantics.wider_arrays import round_up
 
 _QUERY_ROWS = ("query", "out", "out_grad")

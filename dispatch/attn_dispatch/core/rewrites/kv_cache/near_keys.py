@@ -20,9 +20,9 @@ from attn_dispatch.core.rewrites.rewrite import (
     keys_as_rows,
     without_band,
 )
+from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.pages import keys_at
-from attn_dispatch.semantics.row_ids import row_lengths
 
 _LEAST_SAVED = 4
 """The least ratio of all keys to those copied. A copy reads and writes what a kernel only reads."""

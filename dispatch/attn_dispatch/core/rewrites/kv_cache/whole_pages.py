@@ -41,9 +41,9 @@ from attn_dispatch.core.rewrites.rewrite import (
     keys_as_rows,
     without_band,
 )
+from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.pages import keys_at
-from attn_dispatch.semantics.row_ids import row_lengths
 from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
 _REFUSED = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
