@@ -24,6 +24,9 @@ RELATIVE, MICROSECONDS = 1.03, {"forward": 1.0, "step": 2.0}
 program differ by 1 to 2 % between runs, and as long as the host's launches of a call vary. A step's
 time is the sum of a time and a difference of two, so that it varies twice as much."""
 
+_LAUNCHES = 100.0
+"""Shorter calls wait for the host, which launches them: only their device time is compared."""
+
 _GRADIENTS = ("query", "key", "value", "sinks")
 
 
@@ -75,9 +78,9 @@ def device_of(report: Mapping[str, Any]) -> Device:
 
 
 def _behind_in(cell: Mapping[str, Any], device: Device) -> Iterator[Behind]:
-    forward, both = (
-        cell.get(x, {}) | cell.get(f"{x}_once", {}) for x in ("forward", "forward_backward")
-    )
+    if min(cell["forward"].values()) < _LAUNCHES and "forward_device" not in cell:
+        return
+    forward, both = (_times(cell, x) for x in ("forward", "forward_backward"))
     backward = {x: both[x] - forward[x] for x in both if x in forward}
     spec = spec_of(**arguments_of(cell["call"]))
     names = tuple(x for x in _GRADIENTS if spec.has(x))
@@ -87,6 +90,13 @@ def _behind_in(cell: Mapping[str, Any], device: Device) -> Iterator[Behind]:
     if backward:
         last = _first(of_backward, device, backward, cell["rewrites"]["backward"])
         yield from _compared(cell["name"], "step", forward, first, backward, last)
+
+
+def _times(cell: Mapping[str, Any], direction: str) -> dict[str, float]:
+    """Microseconds by implementation: of the device, if that was measured."""
+    if found := cell.get(f"{direction}_device"):
+        return found
+    return cell.get(direction, {}) | cell.get(f"{direction}_once", {})
 
 
 def _compared(

@@ -107,7 +107,7 @@ _OF_A_CALL: Mapping[str, Callable[[AttentionSpec], _Fact]] = {
     "tiles": lambda spec: spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
     "keys": lambda spec: spec.seq_len_kv,
     "keys_per_query": lambda spec: spec.seq_len_kv / spec.seq_len_q,
-    "sequences_of_a_row": lambda spec: spec.most_sequences or 1,
+    "longest": lambda spec: spec.longest_sequences[0],
     "queries_per_sequence": lambda spec: spec.seq_len_q / (spec.most_sequences or 1),
     "head_dim": lambda spec: spec.head_dim,
     "head_dim_v": lambda spec: spec.head_dim_v,
