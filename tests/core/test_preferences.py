@@ -59,7 +59,7 @@ def _names(spec: AttentionSpec, *known: Fake, device: Device = CUDA) -> list[str
     [
         (192, 128, 8192, ["fa4", "flash", "cudnn"], ["fa4", "cudnn", "flash"]),
         (192, 128, 2048, ["fa4", "cudnn", "flash"], ["cudnn", "flash", "fa4"]),
-        (192, 128, 1024, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
+        (192, 128, 1024, ["cudnn", "flash", "fa4"], ["cudnn", "flash", "fa4"]),
         (192, 136, 8192, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
         (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
     ],
