@@ -5,8 +5,8 @@ usage: python benchmarks/choices.py [--cells GLOB] [--seconds S] [--time-limit S
 At each call all implementations that run it, as it is or by rewrites, take turns: forward, and
 forward and backward with the gradients of query, key, value and sinks. XLA takes part where scores
 are few or heads wide. An implementation that takes three times as long as the best one in its first
-run is not timed further. For short calls there is device time too, which the lines show. The file is saved after each call; tests/core/test_preferences.py
-replays it.
+run is not timed further. For short calls there is device time too, which the lines show. The file
+is saved after each call; tests/core/test_preferences.py replays it.
 """
 
 from __future__ import annotations

@@ -20,12 +20,16 @@ def main(files: list[str]) -> None:
     reports = [choices_replay.read(Path(x)) for x in files]
     rows = preferences.rows()
 
-    def found(rows: list[preferences.Row]) -> list[choices_replay.Behind]:
-        return [x for report in reports for x in choices_replay.behind(report, rows)]
+    def found(rows: list[preferences.Row]) -> list[str]:
+        return [
+            f"without {', '.join(without) or 'nothing'}: {x}"
+            for without in choices_replay.MISSING
+            for report in reports
+            for x in choices_replay.behind(report, rows, without)
+        ]
 
     misses = found(rows)
-    for x in misses:
-        print(x)
+    print(*misses, sep="\n")
     for i, row in enumerate(rows):
         if len(found(rows[:i] + rows[i + 1 :])) <= len(misses):
             print(f"without effect here: {json.dumps(row)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +24,9 @@ RELATIVE, MICROSECONDS = 1.03, {"forward": 1.0, "step": 2.0}
 """How much slower than the best the chosen implementation may be: 3 %, because medians of the same
 program differ by 1 to 2 % between runs, and as long as the host's launches of a call vary. A step's
 time is the sum of a time and a difference of two, so that it varies twice as much."""
+
+_LAUNCHES = 100.0
+"""Shorter calls wait for the host, which launches them: only their device time is compared."""
 
 _GRADIENTS = ("query", "key", "value", "sinks")
 
@@ -60,12 +64,23 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def behind(report: Mapping[str, Any], rows: Sequence[Row]) -> list[Behind]:
-    """The cells of a report where these rows choose an implementation that is not the best."""
+MISSING: tuple[tuple[str, ...], ...] = ((), ("fa4",), ("flash",), ("flash", "fa4"))
+"""The extras that a machine may lack: all are replayed."""
+
+
+def behind(
+    report: Mapping[str, Any], rows: Sequence[Row], without: Sequence[str] = ()
+) -> list[Behind]:
+    """The cells of a report where these rows choose an implementation that is not the best.
+
+    Args:
+      without: the extras that are not installed.
+    """
     table = preferences.by_arch_and_direction(rows)
     device = device_of(report)
+    cells = [_without(without, x) for x in report["cells"]]
     with mock.patch.object(preferences, "_table", lambda: table), attn_dispatch.fallback("warn"):
-        return [x for cell in report["cells"] for x in _behind_in(cell, device)]
+        return [x for cell in cells for x in _behind_in(cell, device)]
 
 
 def device_of(report: Mapping[str, Any]) -> Device:
@@ -74,19 +89,42 @@ def device_of(report: Mapping[str, Any]) -> Device:
     return replace(parse(name.split()[1].lower()), name=name)
 
 
+def _without(names: Sequence[str], cell: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The cell without the times of these implementations."""
+    kept = {
+        f"{x}{kind}": {y: us for y, us in cell[f"{x}{kind}"].items() if y not in names}
+        for x in ("forward", "forward_backward")
+        for kind in ("", "_once", "_device")
+        if f"{x}{kind}" in cell
+    }
+    return {**cell, **kept}
+
+
 def _behind_in(cell: Mapping[str, Any], device: Device) -> Iterator[Behind]:
-    forward, both = (
-        cell.get(x, {}) | cell.get(f"{x}_once", {}) for x in ("forward", "forward_backward")
-    )
+    if min(cell["forward"].values(), default=0.0) < _LAUNCHES and "forward_device" not in cell:
+        return
+    forward, both = (_times(cell, x) for x in ("forward", "forward_backward"))
     backward = {x: both[x] - forward[x] for x in both if x in forward}
-    spec = spec_of(**arguments_of(cell["call"]))
-    names = tuple(x for x in _GRADIENTS if spec.has(x))
-    _, of_backward = spec.in_training(names)
+    spec, of_backward = _specs(json.dumps(cell["call"]))
     first = _first(spec, device, forward, cell["rewrites"]["forward"])
     yield from _compared(cell["name"], "forward", {"": 0.0}, "", forward, first)
     if backward:
         last = _first(of_backward, device, backward, cell["rewrites"]["backward"])
         yield from _compared(cell["name"], "step", forward, first, backward, last)
+
+
+@cache
+def _specs(call: str) -> tuple[AttentionSpec, AttentionSpec]:
+    """The forward and the backward call."""
+    spec = spec_of(**arguments_of(json.loads(call)))
+    return spec, spec.in_training(tuple(x for x in _GRADIENTS if spec.has(x)))[1]
+
+
+def _times(cell: Mapping[str, Any], direction: str) -> dict[str, float]:
+    """Microseconds by implementation: of the device, if that was measured."""
+    if found := cell.get(f"{direction}_device"):
+        return found
+    return cell.get(direction, {}) | cell.get(f"{direction}_once", {})
 
 
 def _compared(

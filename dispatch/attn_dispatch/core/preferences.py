@@ -32,7 +32,8 @@ class Row(TypedDict):
     by_rewrites: NotRequired[bool]
     """Whether the implementation comes first also where it runs the call by rewrites only."""
     calls: dict[str, str | bool | list[float] | list[str]]
-    """The facts of the calls: a value, the least and largest number, or several words."""
+    """The facts of the calls: a value, the least and largest number, or several words. They are
+    compared in this order; "features" takes longest to find."""
     measured: str
     """The file of results."""
 
@@ -43,6 +44,8 @@ class Loss(TypedDict):
     cell: str
     direction: str
     """ "forward", or "step": forward and backward."""
+    without: list[str]
+    """The extras that are not installed then."""
     file: str
     cause: str
 
@@ -60,9 +63,10 @@ def in_order(
 ) -> Sequence[Implementation]:
     """The implementations, best first for this call on this device.
 
-    Those that rows put first come in the order of the rows, then the others as they were. XLA comes
-    first only if no row before it fits and the fallback policy is not "error". An extra does only
-    if it runs the call as it is, unless its row allows rewrites.
+    Those that rows put first come in the order of the rows, up to one that is known to run the
+    call; then the others as they were. XLA comes first only if no row before it fits and the
+    fallback policy is not "error". An extra does only if it runs the call as it is, unless its row
+    allows rewrites.
 
     Args:
       is_expected: whether an implementation is for the device and, if it is an extra, usable.
@@ -76,8 +80,11 @@ def in_order(
         x = by_name.get(row["first"])
         if x is None or x in first or not _fits(row["calls"], facts):
             continue
-        if _may_be_first(x, row, spec, device, is_next=not first):
-            first.append(x)
+        if not _may_be_first(x, row, spec, device, is_next=not first):
+            continue
+        first.append(x)
+        if x.PLATFORM is None or not row.get("by_rewrites", not x.IS_EXTRA):
+            break  # it runs the call
     return (*first, *(x for x in implementations if x not in first)) if first else implementations
 
 
@@ -98,6 +105,8 @@ def _is_measured(spec: AttentionSpec) -> bool:
 _OF_A_CALL: Mapping[str, Callable[[AttentionSpec], _Fact]] = {
     "sequences": lambda spec: _sequences(spec),
     "features": lambda spec: " + ".join(x for x in features_of(spec) if x not in _OTHER_FACTS),
+    "sinks": lambda spec: spec.has("sinks"),
+    "soft_cap": lambda spec: spec.meaning.logits_soft_cap is not None,
     "mask_mod": lambda spec: spec.meaning.mask_mod is not None,
     "causal": lambda spec: spec.meaning.is_causal,
     "has_window": lambda spec: spec.band not in ((None, None), (None, 0)),
@@ -107,7 +116,7 @@ _OF_A_CALL: Mapping[str, Callable[[AttentionSpec], _Fact]] = {
     "tiles": lambda spec: spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
     "keys": lambda spec: spec.seq_len_kv,
     "keys_per_query": lambda spec: spec.seq_len_kv / spec.seq_len_q,
-    "sequences_of_a_row": lambda spec: spec.most_sequences or 1,
+    "longest": lambda spec: spec.longest_sequences[0],
     "queries_per_sequence": lambda spec: spec.seq_len_q / (spec.most_sequences or 1),
     "head_dim": lambda spec: spec.head_dim,
     "head_dim_v": lambda spec: spec.head_dim_v,
