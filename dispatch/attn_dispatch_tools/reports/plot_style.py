@@ -5,6 +5,7 @@ from typing import Any
 STYLE: Any = {
     "font.size": 10,
     "svg.fonttype": "none",  # keep text as text
+    "font.sans-serif": ["DejaVu Sans"],  # a list of ten is repeated at each text
     "svg.hashsalt": "attn-dispatch",  # so that the same numbers make the same file
     "axes.spines.top": False,
     "axes.spines.right": False,
