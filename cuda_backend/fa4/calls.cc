@@ -2,25 +2,16 @@
 
 #include <array>
 
+#include "extents.h"
 #include "layout.h"
+#include "tangent.h"
 #include "wrong_value.h"
 
 namespace attn_dispatch {
 namespace {
 
-// Bytes to which the arrays are aligned that kernels read by TMA or in vectors, and the others.
-constexpr int64_t kVector = 16, kNumber = 4;
-
 constexpr int64_t kWordBits = 32;
 
-// Kernels count in 32 bits. Rounding a length up to a tile must not pass that.
-constexpr int64_t kMostInt32 = (int64_t{1} << 31) - 1;
-constexpr int64_t kMostLength = kMostInt32 - 1024;
-
-// The limit of a launch grid's second and third axes, which are heads and batch.
-constexpr int64_t kMostBlocks = 65535;
-
-enum Operand { kQuery, kKey, kValue };
 constexpr size_t kForwardLists = 3, kBackwardLists = 7, kLists = 4;
 constexpr size_t kSinks = kForwardLists + kLists + 1;
 constexpr size_t kForwardResults = 2, kGrads = 3;
@@ -30,57 +21,6 @@ int64_t rounded_up(int64_t length, int64_t tile) { return tiles_of(length, tile)
 
 int64_t entry_rows(const AttnFa4Set& set) {
   return int64_t{set.backward_tile_m} * set.backward_subtiles;
-}
-
-// The extents of a call, read from query, key and value.
-struct Extents {
-  int64_t batch, rows, keys, heads, kv_heads;
-
-  bool is_grouped() const { return heads != kv_heads; }
-};
-
-Status check_extent(const char* name, int64_t value, int64_t most) {
-  if (value >= 1 && value <= most) return {};
-  return wrong_value(name, "1 to " + std::to_string(most), value);
-}
-
-Status check_counts(const std::vector<Array>& arrays, size_t expected, const char* what) {
-  if (arrays.size() == expected) return {};
-  return wrong_value(what, std::to_string(expected), arrays.size());
-}
-
-Result<Extents> extents_of(const std::vector<Array>& operands) {
-  for (const size_t i : {kQuery, kKey}) {
-    if (const size_t rank = operands[i].shape.size(); rank != 4) {
-      return wrong_value(i == kQuery ? "query" : "key", "4 axes", rank);
-    }
-  }
-  const auto& query = operands[kQuery].shape;
-  const auto& key = operands[kKey].shape;
-  const Extents e{query[0], query[1], key[1], query[2], key[2]};
-  ATTN_RETURN_IF_ERROR(check_extent("batch", e.batch, kMostBlocks));
-  ATTN_RETURN_IF_ERROR(check_extent("query rows", e.rows, kMostLength));
-  ATTN_RETURN_IF_ERROR(check_extent("keys", e.keys, kMostLength));
-  ATTN_RETURN_IF_ERROR(check_extent("query heads", e.heads, kMostBlocks));
-  ATTN_RETURN_IF_ERROR(check_extent("key heads", e.kv_heads, kMostBlocks));
-  if (e.heads % e.kv_heads != 0) {
-    return wrong_value("query heads", "a multiple of " + std::to_string(e.kv_heads) + " key heads",
-                       e.heads);
-  }
-  return e;
-}
-
-ElementType type_of(const AttnFa4Set& set) {
-  return std::string(set.dtype) == "float16" ? ElementType::kFloat16 : ElementType::kBFloat16;
-}
-
-// Compares arrays one by one, and stops at the first that is wrong.
-Status check_all(const std::vector<Array>& arrays, size_t first,
-                 const std::vector<Expected>& expected) {
-  for (size_t i = 0; i < expected.size(); ++i) {
-    ATTN_RETURN_IF_ERROR(check_array(arrays[first + i], expected[i]));
-  }
-  return {};
 }
 
 // What an array of a mask has on an axis that may be shared: 1, or else all.
@@ -133,18 +73,6 @@ Result<ModArrays> mod_arrays_of(const AttnFa4Set& set, const std::vector<Array>&
     found.arrays[found.count++] = {array.data, {static_cast<int32_t>(length)}};
   }
   return found;
-}
-
-struct Shapes {
-  std::vector<int64_t> query, key, value, out, lse;
-};
-
-Shapes shapes_of(const Extents& e, const AttnFa4Set& set) {
-  return {{e.batch, e.rows, e.heads, set.head_dim},
-          {e.batch, e.keys, e.kv_heads, set.head_dim},
-          {e.batch, e.keys, e.kv_heads, set.head_dim_v},
-          {e.batch, e.rows, e.heads, set.head_dim_v},
-          {e.batch, e.heads, e.rows}};
 }
 
 Status check_sinks(const Array& array, const Extents& e) {
@@ -249,7 +177,7 @@ Mask mask_of(const std::vector<Array>& operands, size_t first, MaskForm form, co
 
 }  // namespace
 
-Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward) {
+Result<CompiledSet*> find_set(const Fa4Spec& spec, Pass pass) {
   const CompiledLibrary* library = compiled_library();
   if (!library) {
     return Status{Code::kLibrary,
@@ -260,7 +188,9 @@ Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward) {
     return Status{Code::kLibrary, library->path + " has no kernels " + to_text(spec.set) +
                                       "; build them with `attn-dispatch build-fa4`"};
   }
+  if (pass == Pass::kTangent) return set;
   const AttnFa4Set& facts = set->facts;
+  const bool is_backward = pass == Pass::kBackward;
   const int64_t tile_m = is_backward ? entry_rows(facts) : facts.forward_tile_m;
   const int64_t tile_n = is_backward ? facts.backward_tile_n : facts.forward_tile_n;
   if (spec.tile_m != tile_m || spec.tile_n != tile_n) {
@@ -275,7 +205,9 @@ Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward) {
   return set;
 }
 
-Status load_pass(CompiledSet& set, CallKind kind, bool is_backward, int32_t ordinal) {
+Status load_pass(CompiledSet& set, CallKind kind, Pass pass, int32_t ordinal) {
+  if (pass == Pass::kTangent) return load_tangent(set, kind, ordinal);
+  const bool is_backward = pass == Pass::kBackward;
   MaskedKernels& masked = set.masked(kind.mask);
   if (!is_backward && !kind.has_sinks) return masked.forward.load(ordinal);
   if (!is_backward) {

@@ -1,4 +1,4 @@
-// One forward or backward pass: its arrays, checked and in the kernels' terms, and its launches.
+// One pass over a call: its arrays, checked and in the kernels' terms, and its launches.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,18 @@
 
 namespace attn_dispatch {
 
+// A tangent is a call's forward-mode derivative (tangent.h).
+enum class Pass { kForward, kBackward, kTangent };
+
 // What kind of call a pass runs.
 struct CallKind {
   MaskForm mask = MaskForm::kRows;
   bool has_sinks = false;  // of a forward pass
+  bool is_causal = false;  // of a tangent, whose kernels read no mask
 };
 
 // What a custom call says about itself. The tile sizes are those for which its lists were made; a
-// tile of query rows is what one entry of a list stands for.
+// tile of query rows is what one entry of a list stands for. A tangent has neither.
 struct Fa4Spec {
   std::string set;
   CallKind kind;
@@ -45,10 +49,10 @@ struct Fa4Spec {
 // clang-format on
 
 // The set of a spec in the loaded library, if it has one whose tiles are those of the spec.
-Result<CompiledSet*> find_set(const Fa4Spec& spec, bool is_backward);
+Result<CompiledSet*> find_set(const Fa4Spec& spec, Pass pass);
 
 // Loads the kernels of a pass on the current device. Must not be called inside a stream capture.
-Status load_pass(CompiledSet& set, CallKind kind, bool is_backward, int32_t ordinal);
+Status load_pass(CompiledSet& set, CallKind kind, Pass pass, int32_t ordinal);
 
 // Checks every array against what the kernels touch, then queues the pass. With `poisons`, results
 // and scratch are filled with NaN before.

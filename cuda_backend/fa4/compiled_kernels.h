@@ -83,7 +83,9 @@ struct CompiledSet {
                 CompiledKernel(set.backward_bits), CompiledKernel(set.backward_bits_grouped)},
         preprocess(set.preprocess),
         query_grad(set.query_grad),
-        key_value_grad(set.key_value_grad) {}
+        key_value_grad(set.key_value_grad),
+        tangent(set.tangent),
+        tangent_causal(set.tangent_causal) {}
 
   MaskedKernels& masked(MaskForm form) { return form == MaskForm::kBits ? by_bits : by_rows; }
   const MaskedKernels& masked(MaskForm form) const {
@@ -93,6 +95,7 @@ struct CompiledSet {
   const AttnFa4Set& facts;
   MaskedKernels by_rows, by_bits;
   CompiledKernel preprocess, query_grad, key_value_grad;
+  CompiledKernel tangent, tangent_causal;
 
   bool takes_sinks() const { return by_rows.forward_sinks.exists(); }
 };

@@ -1,7 +1,7 @@
-// The handlers of two custom calls, forward and backward, each in three stages. Instantiate decodes
-// the attributes and finds the kernels. Initialize loads them on the device, before any command
-// buffer is captured. Execute checks all arrays and queues the kernels. All memory is XLA's:
-// operands, results, and scratch as further results.
+// The handlers of three custom calls, forward, backward and tangent, each in three stages.
+// Instantiate decodes the attributes and finds the kernels. Initialize loads them on the device,
+// before any command buffer is captured. Execute checks all arrays and queues the kernels. All
+// memory is XLA's: operands, results, and scratch as further results.
 #include "handlers.h"
 
 #include <cmath>
@@ -15,6 +15,7 @@
 #include "library.h"
 #include "status.h"
 #include "stream.h"
+#include "tangent.h"
 #include "wrong_value.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -40,15 +41,19 @@ struct Fa4Call {
 ffi::TypeId Fa4Call::id = {};
 ffi::TypeInfo Fa4Call::info = ffi::MakeTypeInfo<Fa4Call>();
 
-Result<Fa4Spec> decode(const ffi::Dictionary& attributes, bool is_backward) {
+Result<Fa4Spec> decode(const ffi::Dictionary& attributes, Pass pass) {
   Fa4Spec spec;
   AttributeReader reader(attributes);
-  std::string mask;
+  std::string mask = "rows";
   reader.read<std::string_view>("set", &spec.set);
-  reader.read<std::string_view>("mask", &mask);
-  if (!is_backward) reader.read<bool>("sinks", &spec.kind.has_sinks);
-  reader.read<int64_t>("tile_m", &spec.tile_m);
-  reader.read<int64_t>("tile_n", &spec.tile_n);
+  if (pass == Pass::kTangent) {
+    reader.read<bool>("causal", &spec.kind.is_causal);
+  } else {
+    reader.read<std::string_view>("mask", &mask);
+    reader.read<int64_t>("tile_m", &spec.tile_m);
+    reader.read<int64_t>("tile_n", &spec.tile_n);
+  }
+  if (pass == Pass::kForward) reader.read<bool>("sinks", &spec.kind.has_sinks);
   reader.read<float>("scale", &spec.scale);
   ATTN_RETURN_IF_ERROR(reader.status());
   if (mask != "rows" && mask != "bits") return wrong_value("mask", "rows or bits", mask);
@@ -57,11 +62,11 @@ Result<Fa4Spec> decode(const ffi::Dictionary& attributes, bool is_backward) {
   return spec;
 }
 
-template <bool is_backward>
+template <Pass pass>
 ffi::ErrorOr<std::unique_ptr<Fa4Call>> Instantiate(ffi::Dictionary attributes) {
-  const Result<Fa4Spec> spec = decode(attributes, is_backward);
+  const Result<Fa4Spec> spec = decode(attributes, pass);
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
-  const Result<CompiledSet*> set = find_set(spec.value, is_backward);
+  const Result<CompiledSet*> set = find_set(spec.value, pass);
   if (!set.ok()) return ffi::Unexpected(to_ffi(set.status));
   const Result<bool> poison = poison_requested();
   if (!poison.ok()) return ffi::Unexpected(to_ffi(poison.status));
@@ -69,10 +74,10 @@ ffi::ErrorOr<std::unique_ptr<Fa4Call>> Instantiate(ffi::Dictionary attributes) {
       Fa4Call{set.value, spec.value.kind, spec.value.scale, poison.value});
 }
 
-template <bool is_backward>
+template <Pass pass>
 ffi::Error Initialize(int32_t ordinal, Fa4Call* call, ffi::RemainingArgs, ffi::RemainingRets,
                       ffi::Dictionary) {
-  return to_ffi(load_pass(*call->set, call->kind, is_backward, ordinal));
+  return to_ffi(load_pass(*call->set, call->kind, pass, ordinal));
 }
 
 ElementType type_of(ffi::DataType type) {
@@ -99,7 +104,7 @@ Array array_of(const ffi::AnyBuffer& buffer) {
           static_cast<int64_t>(buffer.size_bytes())};
 }
 
-template <bool is_backward>
+template <Pass pass>
 ffi::Error Execute(cudaStream_t stream, int32_t ordinal, Fa4Call* call, ffi::RemainingArgs args,
                    ffi::RemainingRets rets, ffi::Dictionary) {
   std::vector<Array> operands, results;
@@ -111,11 +116,14 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, Fa4Call* call, ffi::Rem
   for (size_t i = 0; i < rets.size(); ++i) {
     results.push_back(array_of(**rets.get<ffi::AnyBuffer>(i)));
   }
-  if (Status status = load_pass(*call->set, call->kind, is_backward, ordinal); !status.ok()) {
+  if (Status status = load_pass(*call->set, call->kind, pass, ordinal); !status.ok()) {
     return to_ffi(status);
   }
-  const auto run = is_backward ? run_backward : run_forward;
-  return to_ffi(run(*call->set, call->kind, call->scale, operands, results, call->poisons, stream));
+  constexpr auto kRun = pass == Pass::kForward    ? run_forward
+                        : pass == Pass::kBackward ? run_backward
+                                                  : run_tangent;
+  return to_ffi(
+      kRun(*call->set, call->kind, call->scale, operands, results, call->poisons, stream));
 }
 
 auto instantiation() { return ffi::Ffi::BindInstantiate().Attrs(); }
@@ -139,12 +147,18 @@ auto execution() {
       .Attrs();
 }
 
-XLA_FFI_DEFINE_HANDLER(kFindForward, Instantiate<false>, instantiation());
-XLA_FFI_DEFINE_HANDLER(kFindBackward, Instantiate<true>, instantiation());
-XLA_FFI_DEFINE_HANDLER(kLoadForward, Initialize<false>, initialization());
-XLA_FFI_DEFINE_HANDLER(kLoadBackward, Initialize<true>, initialization());
-XLA_FFI_DEFINE_HANDLER(kForward, Execute<false>, execution(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kBackward, Execute<true>, execution(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kFindForward, Instantiate<Pass::kForward>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kLoadForward, Initialize<Pass::kForward>, initialization());
+XLA_FFI_DEFINE_HANDLER(kForward, Execute<Pass::kForward>, execution(),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kFindBackward, Instantiate<Pass::kBackward>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kLoadBackward, Initialize<Pass::kBackward>, initialization());
+XLA_FFI_DEFINE_HANDLER(kBackward, Execute<Pass::kBackward>, execution(),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kFindTangent, Instantiate<Pass::kTangent>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kLoadTangent, Initialize<Pass::kTangent>, initialization());
+XLA_FFI_DEFINE_HANDLER(kTangent, Execute<Pass::kTangent>, execution(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
@@ -158,6 +172,12 @@ std::map<std::string, void*> fa4_backward_handlers() {
   return {{"instantiate", reinterpret_cast<void*>(kFindBackward)},
           {"initialize", reinterpret_cast<void*>(kLoadBackward)},
           {"execute", reinterpret_cast<void*>(kBackward)}};
+}
+
+std::map<std::string, void*> fa4_tangent_handlers() {
+  return {{"instantiate", reinterpret_cast<void*>(kFindTangent)},
+          {"initialize", reinterpret_cast<void*>(kLoadTangent)},
+          {"execute", reinterpret_cast<void*>(kTangent)}};
 }
 
 std::map<std::string, void*> fa4_state_type() {

@@ -19,7 +19,8 @@ py::dict facts_of(const CompiledLibrary& library) {
     sets.append(py::make_tuple(x.name, x.arch, x.dtype, x.head_dim, x.head_dim_v, x.forward_tile_m,
                                x.forward_tile_n, x.backward_tile_m, x.backward_tile_n,
                                x.backward_subtiles, set->by_rows.backward_grouped.exists(),
-                               set->takes_sinks(), x.variant, x.variant_name, x.variant_arrays));
+                               set->takes_sinks(), x.variant, x.variant_name, x.variant_arrays,
+                               set->tangent.exists()));
   }
   py::dict facts;
   facts["path"] = to_python(library.path);
@@ -50,7 +51,8 @@ void add_fa4_functions(py::module_& m) {
       [] {
         return std::map<std::string, std::map<std::string, py::capsule>>{
             {"forward", capsules(fa4_forward_handlers())},
-            {"backward", capsules(fa4_backward_handlers())}};
+            {"backward", capsules(fa4_backward_handlers())},
+            {"tangent", capsules(fa4_tangent_handlers())}};
       },
       "Pass -> stage name -> capsule, for jax.ffi.register_ffi_target.");
   m.def(

@@ -15,7 +15,9 @@ class Fa4Facts(TypedDict):
 
     path: str
     versions: str
-    sets: list[tuple[str, str, str, int, int, int, int, int, int, int, bool, bool, str, str, str]]
+    sets: list[
+        tuple[str, str, str, int, int, int, int, int, int, int, bool, bool, str, str, str, bool]
+    ]
 
 def has_driver() -> bool: ...
 def load_cudnn(path: object, allow_stand_ins: bool = False) -> int: ...

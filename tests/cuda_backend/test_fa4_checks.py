@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support import fa4_arrays, fa4_stand_in
-from tests.support.fa4_arrays import Array, Pass
+from tests.support.fa4_arrays import Pass
 from tests.support.fa4_emulated import Emulated, emulated
+from tests.support.fa4_wrong_arrays import wrong_arrays
 
 SET, WITHOUT_GROUPS = "sm90_d96_float16", "sm90_d192_128_bfloat16"
 SHAPE = (3, 300, 500, 4, 2)
@@ -60,30 +60,6 @@ def outcome(fa4: Emulated, call: Pass) -> tuple[str, str]:
     code, message = fa4.module.run(call.kernels.name, *kind, *arrays)
     fa4.driver.fail("")
     return ("accepted", "") if code == "device" else (code, message)
-
-
-def wrong_arrays(name: str, array: Array, batch: int, heads: int) -> Iterator[Array]:
-    """The array with one fact changed, in every way that a kernel cannot stand."""
-    yield array.changed(dtype="int32" if array.dtype != "int32" else "float32")
-    yield array.changed(dtype="float64")
-    size = array.described[3]
-    for wrong in (size - 1, size + 1, 0, -size, 2 * size):
-        yield array.changed(bytes=wrong)
-    has_heads = "counts" in name or "indices" in name or name == "bits"
-    is_read_by_number = has_heads or name in ("lse", "lse_grad", "sinks")
-    yield array.changed(address=array.address + (2 if is_read_by_number else 8))
-    yield array.changed(shape=array.shape[1:])
-    yield array.changed(shape=(*array.shape, 1))
-    yield array.changed(shape=())
-    for axis, right in enumerate(array.shape):
-        for extent in (right + 1, right - 1, 0, -1, -right, 2**31, 2**32 + right, 2**62, 2**63 - 1):
-            if (has_heads or name in ("rows", "sinks")) and axis == 0 and extent in (1, batch):
-                continue
-            if has_heads and axis == 1 and extent in (1, heads):
-                continue
-            if "indices" in name and axis == 3 and 1 <= extent <= right:
-                continue
-            yield array.with_extent(axis, extent)
 
 
 def _names(kind: str, form: str) -> list[str]:

@@ -111,6 +111,15 @@ def made(
     return Pass(kernels, operands, results, is_backward)
 
 
+def tangent(kernels: KernelSet, shape: tuple[int, int, int, int, int]) -> Pass:
+    """A tangent of shape (B, T, S, N, K)."""
+    forward = made(kernels, shape, is_backward=False)
+    given = {x: forward.operands[x] for x in ("query", "key", "value")}
+    moved = {f"{x}_tangent": y for x, y in given.items()}
+    results = {f"{x}_tangent": y for x, y in forward.results.items()}
+    return Pass(kernels, given | moved | forward.results, results, is_backward=False)
+
+
 def scratch(kernels: KernelSet, shape: tuple[int, int, int, int, int]) -> dict[str, Array]:
     """The scratch arrays of a backward pass."""
     batch, rows, keys, heads, kv_heads = shape

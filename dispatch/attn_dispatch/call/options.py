@@ -81,12 +81,15 @@ class Wanted:
     gradients: tuple[str, ...] = ()
     """Backward: the operands whose gradient is wanted. Empty in the forward pass."""
     derivative: str | None = None
-    """A derivative that no kernel computes, if it is wanted instead of the call or its gradients:
-    FORWARD_MODE or SECOND_ORDER of core/formulas.py."""
+    """A derivative, if it is wanted instead of the call or its gradients: FORWARD_MODE, or one of
+    core/formulas.py that no kernel computes."""
     partner: AttentionOptions | None = None
     """With dropout, where gradients are wanted: the options of the call of the other direction.
     One implementation must compute both, because each implementation draws a different mask."""
 
+
+FORWARD_MODE = "forward-mode derivative"
+"""The tangents of out and lse, of a call on one device."""
 
 TRAINING = Wanted(needs_lse=True)
 """What a forward pass returns for its backward pass."""

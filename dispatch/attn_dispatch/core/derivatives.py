@@ -2,9 +2,10 @@
 
 The derivative of attn_fwd along tangents is the primitive attn_jvp, which is linear in them. Its
 transpose is attn_bwd. So `jax.grad` runs attn_fwd and attn_bwd, and attn_jvp is lowered only where
-its value is wanted, by `jax.jvp`, `jax.jacfwd` or `jax.linearize`. No vendor has kernels for its
-value, or for derivatives of attn_jvp and attn_bwd. These come from the implementation whose forward
-pass is also plain JAX (its `formula`), which JAX can differentiate any number of times.
+its value is wanted, by `jax.jvp`, `jax.jacfwd` or `jax.linearize`. One implementation has a kernel
+for its value, for some calls (tangents.py); no vendor has any for derivatives of attn_jvp and
+attn_bwd. The others come from the implementation whose forward pass is also plain JAX (its
+`formula`), which JAX can differentiate any number of times.
 
 formulas.py has what is computed by formulas.
 """
@@ -24,7 +25,7 @@ from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.core.formulas import (
-    FORWARD_MODE,
+    MAPPED,
     SECOND_ORDER,
     Arrays,
     derivative_along,
@@ -33,6 +34,7 @@ from attn_dispatch.core.formulas import (
 )
 from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
 from attn_dispatch.core.mask_arrays import backward_arrays
+from attn_dispatch.core.tangents import function_to_lower
 from attn_dispatch.semantics.interval_plan import PlanTiles
 from attn_dispatch.typed_jax import bind, named
 
@@ -233,7 +235,7 @@ def _batch_jvp(
     del tiles
     # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
     # does not depend on them is computed once.
-    function = partial(tangents_of_results, options=options, wanted=wanted, derivative=FORWARD_MODE)
+    function = partial(tangents_of_results, options=options, wanted=wanted, derivative=MAPPED)
     n = len(options.operands)
     mapped = jax.vmap(function, tuple(dims))
     mapped = with_auto_axes(mapped, arrays[n : n + 2], dims[n : n + 2])
@@ -248,7 +250,7 @@ def _lower_jvp(
     tiles: PlanTiles | None = None,
 ) -> MlirValues:
     del tiles
-    function = partial(tangents_of_results, options=options, wanted=wanted, derivative=FORWARD_MODE)
+    function = function_to_lower(ctx, options, wanted)
     return jax_compat.lower_as(function, ctx, arrays)
 
 

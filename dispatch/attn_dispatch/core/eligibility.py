@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from attn_dispatch import settings, xla
+from attn_dispatch.call.options import FORWARD_MODE
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.nearest import reasons_to_read
@@ -27,7 +28,7 @@ from attn_dispatch.core.rewrites.in_parts import in_parts_of
 from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Axis, is_affordable
 from attn_dispatch.core.unplanned import certain_reasons, is_unknown
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch.devices.implementation import ComputesTangents, Implementation
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.text import in_units
 
@@ -251,11 +252,16 @@ def reasons_as_it_is(
     if spec.symbols and implementation is not xla:
         return (_SYMBOLS.reason(spec),)
     reasons = implementation.not_supported_reasons(spec, device)
-    if _DERIVATIVE.applies(spec) and implementation is not xla:
+    if _DERIVATIVE.applies(spec) and not _computes_derivative(implementation, spec):
         reasons += (_DERIVATIVE.reason(spec),)
     if _SAME_DROPOUT.applies(spec) and not implementation.DROPS_BY_POSITION:
         reasons += (_SAME_DROPOUT.reason(spec),)
     return reasons
+
+
+def _computes_derivative(implementation: Implementation, spec: AttentionSpec) -> bool:
+    is_tangent = spec.wanted.derivative == FORWARD_MODE
+    return implementation is xla or (is_tangent and isinstance(implementation, ComputesTangents))
 
 
 _SYMBOLS = Rule[AttentionSpec](

@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.operands import ArrayType
-from attn_dispatch.call.options import AttentionOptions, both_options
+from attn_dispatch.call.options import FORWARD_MODE, AttentionOptions, both_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit_axes import with_auto_axes
@@ -25,7 +25,9 @@ from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mli
 from attn_dispatch.devices.target import device_for, targets_to_check
 from attn_dispatch.typed_jax import bind_one, jvp, vjp
 
-FORWARD_MODE = "forward-mode derivative"
+MAPPED = f"{FORWARD_MODE} under vmap"
+OVER_DEVICES = f"{FORWARD_MODE} over several devices"
+FOR_PLATFORMS = f"{FORWARD_MODE} for several platforms"
 SECOND_ORDER = "derivative of a derivative"
 
 Arrays = Sequence[jax.Array]
@@ -114,11 +116,20 @@ def _asked(call: LeadingCall, derivative: str) -> AttentionSpec:
 
 
 def spec_of_tangents(
-    operands: Sequence[ArrayType], options: AttentionOptions, wanted: tuple[str, ...]
+    operands: Sequence[ArrayType],
+    options: AttentionOptions,
+    wanted: tuple[str, ...],
+    derivative: str = FORWARD_MODE,
 ) -> AttentionSpec:
     """The spec for which `select` is asked when attn_jvp is lowered."""
-    has_lse_grad = options.wanted.needs_lse
-    return _asked(_forward_call(options, operands, wanted, has_lse_grad=has_lse_grad), FORWARD_MODE)
+    return _asked(call_of_tangents(operands, options, wanted), derivative)
+
+
+def call_of_tangents(
+    operands: Sequence[ArrayType], options: AttentionOptions, wanted: tuple[str, ...]
+) -> LeadingCall:
+    """The forward call of which attn_jvp computes the tangents."""
+    return _forward_call(options, operands, wanted, has_lse_grad=options.wanted.needs_lse)
 
 
 def _make_gate() -> Primitive:

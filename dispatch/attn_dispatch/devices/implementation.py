@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 
@@ -140,4 +140,29 @@ class Implementation(Protocol):
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
         """The gradients that `spec.wanted.gradients` lists, in its order."""
+        ...
+
+
+@runtime_checkable
+class ComputesTangents(Protocol):
+    """An implementation that has kernels of a call's forward-mode derivative.
+
+    Its `not_supported_reasons` are then also asked about specs that want FORWARD_MODE.
+    """
+
+    def tangents(
+        self,
+        spec: AttentionSpec,
+        device: Device,
+        operands: Mapping[str, jax.Array],
+        moved: Mapping[str, jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
+        """The tangents of out and lse.
+
+        Args:
+          spec: the forward call, which wants the derivative.
+          device: the device that it is lowered for.
+          operands: its operands, out and lse.
+          moved: the tangents of operands; one that is not there is 0.
+        """
         ...

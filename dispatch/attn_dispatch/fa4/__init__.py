@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 import jax
 
+from attn_dispatch.call.options import FORWARD_MODE
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
-from attn_dispatch.fa4 import compiled, interval_calls, passes, rules
+from attn_dispatch.fa4 import compiled, interval_calls, passes, rules, tangent_calls
 from attn_dispatch.fa4.call import kernels_for, tiles_of
 from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSet, register
 from attn_dispatch.reason import Reason
@@ -43,11 +44,14 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     library, reasons = compiled.find(), _device_reasons(device)
     if not reasons:
         library, reasons = library.on(device.arch), _proof_reasons(spec, device)
-    return (*reasons, *rules.not_supported_reasons(spec, library))
+    of = tangent_calls if spec.wanted.derivative == FORWARD_MODE else rules
+    return (*reasons, *of.not_supported_reasons(spec, library))
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The kernel and its scratch memory in bytes."""
+    if spec.wanted.derivative == FORWARD_MODE:
+        return _tangent_plan(spec, device)
     kernels = _kernels(spec, device)
     head_dim = f"head dim {kernels.head_dim}"
     if kernels.head_dim_v != kernels.head_dim:
@@ -62,6 +66,13 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     mask = data_bytes(spec) + lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
     copies = padded_bytes(spec, kernels.head_dim, kernels.head_dim_v)
     return Plan(engine, scratch, mask + copies)
+
+
+def _tangent_plan(spec: AttentionSpec, device: Device) -> Plan:
+    kernels = _tangent_kernels(spec, device)
+    engine = f"FlashAttention-4 ({compiled.find().versions}), kernel of the derivative"
+    # Tangents have copies as well.
+    return Plan(engine, 0, 2 * padded_bytes(spec, kernels.head_dim, kernels.head_dim_v))
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -111,6 +122,17 @@ def backward(
     return passes.backward(spec, operands, _mask(spec, device, operands, mask), device.arch)
 
 
+def tangents(
+    spec: AttentionSpec,
+    device: Device,
+    operands: Mapping[str, jax.Array],
+    moved: Mapping[str, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """The tangents of out and lse (tangent_calls.py)."""
+    _register(device)
+    return tangent_calls.tangents(spec, _tangent_kernels(spec, device), operands, moved)
+
+
 def _mask(
     spec: AttentionSpec,
     device: Device,
@@ -126,6 +148,12 @@ def _mask(
 
 def _kernels(spec: AttentionSpec, device: Device) -> KernelSet:
     found = kernels_for(spec, compiled.find().on(device.arch))
+    assert found is not None  # or it would be a reason
+    return found
+
+
+def _tangent_kernels(spec: AttentionSpec, device: Device) -> KernelSet:
+    found = tangent_calls.kernels_for(spec, compiled.find().on(device.arch))
     assert found is not None  # or it would be a reason
     return found
 

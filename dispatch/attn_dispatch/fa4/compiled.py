@@ -16,6 +16,7 @@ from attn_dispatch.fa4 import folder
 
 FORWARD_TARGET = "attn_dispatch_fa4_forward"
 BACKWARD_TARGET = "attn_dispatch_fa4_backward"
+TANGENT_TARGET = "attn_dispatch_fa4_tangent"
 _STATE = "attn_dispatch_fa4_call"
 _REMEDY = "run `attn-dispatch build-fa4`"
 _AGAIN = "build it again with `attn-dispatch build-fa4`"
@@ -43,6 +44,8 @@ class KernelSet:
     """What build-fa4's user called it."""
     variant_arrays: str = ""
     """A letter for each array that it reads: f for float32, i for int32."""
+    has_tangents: bool = False
+    """Whether the kernels of a forward-mode derivative are there."""
 
     @property
     def forward_tiles(self) -> tuple[int, int]:
@@ -84,6 +87,7 @@ class CompiledLibrary:
         *,
         variant: str = "",
         has_grouped_gradients: bool = False,
+        has_tangents: bool = False,
     ) -> KernelSet | None:
         """The narrowest set that a call's columns fit into; None if there is none.
 
@@ -96,6 +100,7 @@ class CompiledLibrary:
           variant: the digest of the call's change of scores; "" for none.
           has_grouped_gradients: whether it is the backward pass of a call with fewer key heads
             than query heads, which not every set can run.
+          has_tangents: whether it is a forward-mode derivative, which not every set can run.
         """
         fit = [
             x
@@ -104,6 +109,7 @@ class CompiledLibrary:
             and head_dim <= x.head_dim
             and head_dim_v <= x.head_dim_v
             and (x.differentiates_grouped_heads or not has_grouped_gradients)
+            and (x.has_tangents or not has_tangents)
         ]
         return min(fit, key=lambda x: x.head_dim + x.head_dim_v, default=None)
 
@@ -182,6 +188,7 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
     for target, stages in (
         (FORWARD_TARGET, handlers["forward"]),
         (BACKWARD_TARGET, handlers["backward"]),
+        (TANGENT_TARGET, handlers["tangent"]),
     ):
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 

@@ -55,7 +55,7 @@ class _KernelCall:
         return f"run {compiled.build_command(arch)}" if fits else ""
 
 
-_RULES = (
+RULES = (
     Rule[AttentionSpec](
         "fa4/batch_and_heads",
         lambda s: max(s.batch, s.num_heads) > _MAX_BLOCKS,
@@ -71,6 +71,7 @@ _RULES = (
         facts=lambda s: {"scale": s.meaning.scale},
     ),
 )
+"""What every kernel needs."""
 
 _COMPILED = Rule[_KernelCall](
     "fa4/head_dim",
@@ -103,7 +104,7 @@ def not_supported_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tupl
     """Every reason against a call by these kernels, on a device that they run on."""
     return (
         *unknown_features(spec, FEATURES, "FlashAttention-4's compiled kernels have none"),
-        *broken((DTYPE, *_RULES), spec),
+        *broken((DTYPE, *RULES), spec),
         *score_rules.not_supported_reasons(spec),
         *_kernel_reasons(spec, library),
     )

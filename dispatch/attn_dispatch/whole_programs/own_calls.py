@@ -18,6 +18,7 @@ from attn_dispatch.core.made_once import made_once_p
 from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch
+from attn_dispatch.core.tangents import derivative_on
 from attn_dispatch.typed_jax import type_of
 from attn_dispatch.whole_programs.places import Place, place_of
 from attn_dispatch.whole_programs.runs import Runs, total
@@ -95,7 +96,8 @@ def _call_in(
     operands = types[: len(options.operands)]
     if equation.primitive is attn_jvp_p:
         wanted = cast("tuple[str, ...]", equation.params["wanted"])
-        return spec_of_tangents(operands, options, wanted), by_formula
+        derivative = derivative_on(types[0].sharding.mesh)
+        return spec_of_tangents(operands, options, wanted, derivative), by_formula
     return of_one_device(operands, options, find_sketch)
 
 

@@ -19,7 +19,8 @@ from attn_dispatch_tools.build_fa4.sets import KernelSet
 
 SCRIPT = Path(__file__).with_name("export_kernels.py")
 _BESIDE = (
-    "forward_kernel.py", "mask_forms.py", "score_functions.py", "sm100_kernels.py", "tile_order.py",
+    "forward_kernel.py", "mask_forms.py", "score_functions.py", "sm100_kernels.py",
+    "tangent_kernel.py", "tile_order.py",
 )  # fmt: skip
 SCRIPTS = (SCRIPT, *map(SCRIPT.with_name, _BESIDE))
 """The program that compiles, and the files that it imports."""

@@ -49,6 +49,7 @@ from fa4_jax.cute.utils import AuxData  # noqa: E402
 sys.path.append(str(Path(__file__).parent))  # not there with python -I
 import score_functions  # noqa: E402
 import sm100_kernels  # noqa: E402
+import tangent_kernel  # noqa: E402
 import tile_order  # noqa: E402
 from forward_kernel import Forward  # noqa: E402
 from mask_forms import BITS_FORM, ROWS_FORM, VECTOR, tensor  # noqa: E402
@@ -344,6 +345,18 @@ class Set:
         layout, is_transposed = tiles["key_grad_layout"], tiles["key_grad_transposed"]
         settings = (90, tiles["tile_n"], 256, layout, is_transposed)
         return self._postprocess(settings, self._key_sums(), self._key())
+
+    def tangent(self):
+        return self._tangent(is_causal=False)
+
+    def tangent_causal(self):
+        return self._tangent(is_causal=True)
+
+    def _tangent(self, *, is_causal):
+        run = tangent_kernel.tangent(self.dtype, self.head_dim, self.head_dim_v, is_causal)
+        query, key, value = self._query(), self._key(), self._value()
+        given = (query, key, value, query, key, value, self._out(), self._lse())
+        return run, (*given, self._out(), self._lse())
 
     def _postprocess(self, settings, sums, result):
         run = FlashAttentionBackwardPostprocess(self.dtype, self.head_dim, *settings)

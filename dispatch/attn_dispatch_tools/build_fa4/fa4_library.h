@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file, or the arguments of a kernel, does. */
-#define ATTN_DISPATCH_FA4_INTERFACE 4
+#define ATTN_DISPATCH_FA4_INTERFACE 5
 
 /* The name of the function that the library exports, of type AttnFa4Get. */
 #define ATTN_DISPATCH_FA4_GET "attn_dispatch_fa4_library"
@@ -78,6 +78,8 @@ typedef struct {
  *   ..._sinks         the same as the kernel without it, with sinks after rows or bits
  *   query_grad        query_sums -> dq
  *   key_value_grad    key_sums -> dk (scaled) or value_sums -> dv (scale 1)
+ *   tangent           q, k, v, their tangents, out, lse -> tangents of out and lse
+ *   tangent_causal    the same of a causal call, which has as many queries as keys
  *
  * products and lse2 are [batch, heads, T rounded up to backward_tile_m]; query_sums is that with
  * head_dim numbers for each row, and zeroed by preprocess; key_sums and value_sums are [batch,
@@ -89,8 +91,8 @@ typedef struct {
  *
  * A sink is the score of one more key, whose value is 0, of all rows that see a key.
  *
- * The kernels of grouped heads, and those with sinks, are missing (all null) unless the set runs
- * these.
+ * The kernels of grouped heads, those with sinks, and tangents are missing (all null) unless the
+ * set runs these.
  *
  * In a variant, the kernels that read a mask change scores before it, and take the arrays that the
  * change reads after all others. */
@@ -119,6 +121,8 @@ typedef struct {
   AttnFa4Kernel backward_grouped;
   AttnFa4Kernel backward_bits_grouped;
   AttnFa4Kernel key_value_grad;
+  AttnFa4Kernel tangent;
+  AttnFa4Kernel tangent_causal;
 } AttnFa4Set;
 
 typedef struct {

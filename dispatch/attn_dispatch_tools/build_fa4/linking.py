@@ -17,6 +17,7 @@ SOURCE = Path(__file__).with_name("fa4_library.c")
 _KERNELS = (
     "forward", "forward_bits", "forward_sinks", "forward_bits_sinks", "preprocess", "backward",
     "backward_bits", "query_grad", "backward_grouped", "backward_bits_grouped", "key_value_grad",
+    "tangent", "tangent_causal",
 )  # fmt: skip
 """The kernels in the order of AttnFa4Set (fa4_library.h)."""
 

@@ -105,12 +105,14 @@ class KernelSet:
         """The names of the set's kernels.
 
         Grouped heads need as many columns of values as of keys: the kernel sums both gradients in
-        the shared memory of one. Kernels for sm100 take no sinks.
+        the shared memory of one. Kernels for sm100 take no sinks. Tangents are of plain calls.
         """
         masked = ("forward", "forward_bits", "backward", "backward_bits")
         grouped = ("backward_grouped", "backward_bits_grouped", "key_value_grad")
         sinks = ("forward_sinks", "forward_bits_sinks") if self.arch == "sm90" else ()
-        shared = (*masked, *sinks, "preprocess", "query_grad")
+        has_tangent = (self.head_dim, self.head_dim_v) in _WITH_TANGENT.get(self.arch, ())
+        tangents = ("tangent", "tangent_causal") if has_tangent and self.variant is None else ()
+        shared = (*masked, *sinks, "preprocess", "query_grad", *tangents)
         return (*shared, *grouped) if self.head_dim == self.head_dim_v else shared
 
     def as_json(self) -> dict[str, object]:
@@ -151,6 +153,9 @@ _SM90 = {
         BackwardTiles(64, 64, 1, 1, 1, False, False, 1, 1),
     ),
 }
+
+_WITH_TANGENT = {"sm90": ((64, 64), (128, 128), (192, 128))}
+"""The head dims of sets that have kernels of forward-mode derivatives."""
 
 # The forward kernel for sm100 has two tiles of 128 query rows at a time, for which a list has one
 # line. Both kernels end at head dim 128, but for 192/128. The backward kernel of that runs as

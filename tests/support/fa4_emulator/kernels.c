@@ -22,9 +22,12 @@
 #define backward_bits_grouped 9
 #define forward_bits_sinks 10
 #define forward_sinks 11
+#define tangent 12
+#define tangent_causal 13
 
 #define READS_BITS (KERNEL >= forward_bits && KERNEL <= forward_bits_sinks)
-#define HAS_SINKS (KERNEL >= forward_bits_sinks)
+#define HAS_SINKS (KERNEL == forward_bits_sinks || KERNEL == forward_sinks)
+#define IS_TANGENT (KERNEL == tangent || KERNEL == tangent_causal)
 #define IS_FORWARD (KERNEL == forward || KERNEL == forward_bits || HAS_SINKS)
 #define IS_UNGROUPED (KERNEL == backward || KERNEL == backward_bits)
 #define IS_BACKWARD (IS_UNGROUPED || KERNEL == backward_grouped || KERNEL == backward_bits_grouped)
@@ -275,6 +278,40 @@ static void compute(void** arrays, float scale) {
         add_key(arrays, b, s, n / group, dk, dv, scale);
       }
   free(tiles);
+}
+
+#elif IS_TANGENT
+enum { ARRAYS = 10 };
+static void compute(void** arrays, float scale) {
+  Heads *q = arrays[0], *k = arrays[1], *v = arrays[2];
+  Heads *q_tangent = arrays[3], *k_tangent = arrays[4], *v_tangent = arrays[5];
+  Heads *out = arrays[6], *out_tangent = arrays[8];
+  Numbers *lse = arrays[7], *lse_tangent = arrays[9];
+  const int32_t length = q->shape[1], keys = k->shape[1], heads = q->shape[2];
+  const int32_t group = heads / k->shape[2];
+  for (int32_t b = 0; b < q->shape[0]; ++b)
+    for (int32_t n = 0; n < heads; ++n)
+      for (int32_t t = 0; t < length; ++t) {
+        const int32_t seen = KERNEL == tangent_causal ? t + 1 : keys;
+        const uint16_t* query = head(q, b, t, n, HEAD_DIM);
+        float mean = 0, sum[HEAD_DIM_V] = {0};
+        for (int32_t s = 0; s < seen; ++s) {
+          const uint16_t* key = head(k, b, s, n / group, HEAD_DIM);
+          const uint16_t* value = head(v, b, s, n / group, HEAD_DIM_V);
+          const uint16_t* value_moved = head(v_tangent, b, s, n / group, HEAD_DIM_V);
+          const float weight = expf(scale * dot(query, key, HEAD_DIM) - numbers(lse, b, n)[t]);
+          const float moved = weight * scale *
+                              (dot(head(q_tangent, b, t, n, HEAD_DIM), key, HEAD_DIM) +
+                               dot(query, head(k_tangent, b, s, n / group, HEAD_DIM), HEAD_DIM));
+          mean += moved;
+          for (int i = 0; i < HEAD_DIM_V; ++i)
+            sum[i] += moved * wide(value[i]) + weight * wide(value_moved[i]);
+        }
+        const uint16_t* row = head(out, b, t, n, HEAD_DIM_V);
+        uint16_t* result = head(out_tangent, b, t, n, HEAD_DIM_V);
+        for (int i = 0; i < HEAD_DIM_V; ++i) result[i] = narrow(sum[i] - mean * wide(row[i]));
+        numbers(lse_tangent, b, n)[t] = mean;
+      }
 }
 
 #else /* query_grad, key_value_grad */

@@ -10,6 +10,7 @@
 
 #include "fa4/calls.h"
 #include "fa4/module_functions.h"
+#include "fa4/tangent.h"
 #include "python_module.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -52,11 +53,26 @@ std::pair<std::string, std::string> run(const std::string& name, bool has_bits, 
                                         const std::vector<Described>& results) {
   CompiledSet* set = compiled_library()->find(name);
   const CallKind kind = {has_bits ? MaskForm::kBits : MaskForm::kRows, has_sinks};
-  Status status = load_pass(*set, kind, is_backward, 0);
+  Status status = load_pass(*set, kind, is_backward ? Pass::kBackward : Pass::kForward, 0);
   const auto pass = is_backward ? run_backward : run_forward;
   if (status.ok()) {
     status =
         pass(*set, kind, 1, arrays_of(operands), arrays_of(results), /*poisons=*/false, nullptr);
+  }
+  return {code_name(status.code), status.message};
+}
+
+// The same of a tangent.
+std::pair<std::string, std::string> tangent(const std::string& name, bool is_causal,
+                                            const std::vector<Described>& operands,
+                                            const std::vector<Described>& results) {
+  CompiledSet* set = compiled_library()->find(name);
+  CallKind kind;
+  kind.is_causal = is_causal;
+  Status status = load_pass(*set, kind, Pass::kTangent, 0);
+  if (status.ok()) {
+    status = run_tangent(*set, kind, 1, arrays_of(operands), arrays_of(results),
+                         /*poisons=*/false, nullptr);
   }
   return {code_name(status.code), status.message};
 }
@@ -82,6 +98,7 @@ uint32_t traits_of(const py::capsule& handler) {
 PYBIND11_MODULE(_fa4_emulated, m) {
   attn_dispatch::add_fa4_functions(m);
   m.def("run", &attn_dispatch::run);
+  m.def("tangent", &attn_dispatch::tangent);
   m.def("traits", &attn_dispatch::traits_of);
   m.attr("COMMAND_BUFFERS") = uint32_t{XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE};
 }

@@ -1,0 +1,165 @@
+"""The handler of compiled FlashAttention-4's tangents: what it launches, and what it refuses.
+
+Kernels trust their arguments. Some arrays here are described and have no memory: a pass that the
+checks accept fails at the driver, which refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch.fa4.compiled import TANGENT_TARGET
+from tests.support import fa4_arrays
+from tests.support.fa4_arrays import Array, Pass
+from tests.support.fa4_emulated import Emulated, emulated, needs_computing_kernels
+from tests.support.fa4_wrong_arrays import wrong_arrays
+
+SET, WITHOUT = "sm90_d64_bfloat16", "sm90_d96_float16"
+SHAPE, SQUARE = (2, 200, 150, 4, 2), (2, 150, 150, 4, 2)
+
+
+@pytest.fixture(scope="module")
+def fa4() -> Emulated:
+    return emulated()
+
+
+@pytest.fixture(autouse=True)
+def _an_empty_log_and_no_failure(fa4, monkeypatch):
+    monkeypatch.delenv("ATTN_DISPATCH_POISON", raising=False)  # the GPU suite's conftest sets it
+    fa4.driver.lines()
+    yield
+    fa4.driver.fail("")
+
+
+def made(fa4: Emulated, shape=SHAPE, name: str = SET) -> Pass:
+    (kernels,) = [x for x in fa4.library.sets if x.name == name]
+    return fa4_arrays.tangent(kernels, shape)
+
+
+def run(call: Pass, **changed: object) -> list[jax.Array]:
+    """The results of a call of zeros; None as an attribute leaves it out."""
+    attributes = {"set": call.kernels.name, "causal": False, "scale": np.float32(0.125)} | changed
+    attributes = {x: y for x, y in attributes.items() if y is not None}
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.results.values()]
+
+    def program():
+        operands = [jnp.zeros(x.shape, x.dtype) for x in call.operands.values()]
+        return jax.ffi.ffi_call(TANGENT_TARGET, results)(*operands, **attributes)
+
+    return jax.block_until_ready(jax.jit(program)())
+
+
+def outcome(fa4: Emulated, call: Pass, *, is_causal: bool = False) -> tuple[str, str]:
+    """The kind of failure and its message; ("accepted", "") if the checks passed."""
+    fa4.driver.fail("cuLaunchKernelEx")
+    arrays = ([x.described for x in y.values()] for y in (call.operands, call.results))
+    code, message = fa4.module.tangent(call.kernels.name, is_causal, *arrays)
+    fa4.driver.fail("")
+    return ("accepted", "") if code == "device" else (code, message)
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "shape", "kernel"),
+    [(False, SHAPE, "tangent"), (True, SQUARE, "tangent_causal")],
+)
+def test_a_tangent_is_one_launch_and_fills_nothing(fa4, is_causal: bool, shape, kernel: str):
+    run(made(fa4, shape), causal=is_causal)
+    lines = [x for x in fa4.driver.lines() if x.startswith(("launch", "fill"))]
+    assert len(lines) == 1 and lines[0].startswith("launch")
+    assert kernel in lines[0]
+
+
+@needs_computing_kernels
+def test_poison_fills_the_results_and_none_is_left(fa4, monkeypatch):
+    monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
+    call = made(fa4)
+    results = run(call)
+    filled = [x for x in fa4.driver.lines() if x.startswith("fill")]
+    assert filled == [f"fill {x.described[3]} with 255" for x in call.results.values()]
+    assert all((x == 0).all() for x in results)
+
+
+def test_a_refused_launch_is_an_error_and_the_next_call_runs(fa4):
+    run(made(fa4))
+    fa4.driver.fail("cuLaunchKernelEx")
+    sentence = "attn_dispatch FlashAttention-4: launching a kernel: CUDA_ERROR_OUT_OF_MEMORY"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
+        run(made(fa4))
+    run(made(fa4))
+
+
+def test_a_set_without_tangents_says_so(fa4):
+    sentence = f"the kernels {WITHOUT} compute no tangents"
+    for is_causal in (False, True):
+        assert outcome(fa4, made(fa4, SQUARE, WITHOUT), is_causal=is_causal) == (
+            "unsupported",
+            sentence,
+        )
+    with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
+        run(made(fa4, name=WITHOUT))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"set": "sm90_d80_bfloat16"}, 'has no kernels "sm90_d80_bfloat16"; build them'),
+        ({"causal": np.int64(1)}, "causal"),
+        ({"causal": None}, "causal"),
+        ({"scale": np.float32("nan")}, "scale: expected a finite number, got nan"),
+        ({"scale": None}, "scale"),
+        ({"mask": "rows"}, "mask"),
+        ({"tile_m": np.int64(64)}, "tile_m"),
+    ],
+)
+def test_wrong_attributes_are_refused(fa4, changed: dict, sentence: str):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
+        run(made(fa4), **changed)
+    assert fa4.driver.lines() == []
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPE, SQUARE, (1, 1, 1, 1, 1), (2, 129, 1, 8, 1), (1, 1 << 20, 64, 2, 2)]
+)
+def test_right_arrays_are_accepted(fa4, shape):
+    call = made(fa4, shape)
+    assert outcome(fa4, call) == ("accepted", "")
+    if shape[1] == shape[2]:
+        assert outcome(fa4, call, is_causal=True) == ("accepted", "")
+
+
+def test_a_causal_call_has_as_many_keys_as_queries(fa4):
+    assert outcome(fa4, made(fa4), is_causal=True) == (
+        "wrong call",
+        "keys of a causal tangent: expected 200, as query rows, got 150",
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["query", "key", "value", "query_tangent", "key_tangent", "value_tangent", "out", "lse",
+     "out_tangent", "lse_tangent"],
+)  # fmt: skip
+def test_an_array_that_is_wrong_in_one_fact_is_refused(fa4, name: str):
+    call = made(fa4)
+    assert {*call.operands, *call.results} >= {name} and len(call.operands) == 8
+    for array in wrong_arrays(name, call[name], SHAPE[0], SHAPE[3]):
+        code, message = outcome(fa4, call.changed(**{name: array}))
+        assert code == "wrong call", (array, code, message)
+        assert re.fullmatch(r"[\w ',]+: expected .+, got .+", message), (array, message)
+
+
+@pytest.mark.parametrize("which", ["operands", "results"])
+def test_missing_and_further_arrays_are_refused(fa4, which: str):
+    call = made(fa4)
+    right: dict[str, Array] = getattr(call, which)
+    for count in (*range(len(right)), len(right) + 1):
+        names = [*right.items(), ("another", call["query"])]
+        code, message = outcome(fa4, replace(call, **{which: dict(names[:count])}))
+        expected = f"{which}: expected {len(right)}, got {count}"
+        assert (code, message) == ("wrong call", expected)
