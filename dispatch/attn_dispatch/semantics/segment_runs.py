@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ class SegmentRuns:
     def of(spec: AttentionSpec, operands: Operands) -> SegmentRuns:
         """The runs of a call with segment ids and max_segments."""
         arrays = {name: operands[name] for name in ID_OPERANDS if spec.has(name)}
-        query, key, invalid, starts, lengths = _found(ids_spec(spec), arrays)
+        query, key, invalid, starts, lengths = cast("_Fields", _found(ids_spec(spec), arrays))
         return SegmentRuns(Ids(query, key, invalid), starts, lengths)
 
     def ranges(self, side: str, length: int) -> tuple[jax.Array, jax.Array]:
@@ -60,13 +61,14 @@ class SegmentRuns:
 _Both = tuple[jax.Array, jax.Array]
 """An array of queries, and one of keys."""
 
+_Fields = tuple[jax.Array, jax.Array, jax.Array, _Both, _Both]
+"""The fields of `SegmentRuns` and of its ids."""
+
 
 # Both directions need the runs, several times: under jit they are traced once.
 @partial(jax.jit, static_argnums=0)
-def _found(
-    spec: AttentionSpec, operands: Operands
-) -> tuple[jax.Array, jax.Array, jax.Array, _Both, _Both]:
-    """The fields of `SegmentRuns` and of its ids, from a spec of `ids_spec`."""
+def _found(spec: AttentionSpec, operands: Operands) -> _Fields:
+    """The fields, from a spec of `ids_spec`."""
     given, of_row = ids_in_range(spec, operands)
     queries, keys = _runs(spec, given)
     misplaced = queries.is_misplaced | keys.is_misplaced
