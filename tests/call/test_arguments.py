@@ -99,6 +99,9 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"key_value_segment_ids": array(2, 5, dtype=int)},
      "segment ids: expected both query_segment_ids and key_value_segment_ids where query and key "
      "differ in length (3 and 5), got only key_value_segment_ids"),
+    ({"max_segments": 2**27 + 1, "query_segment_ids": array(2, 3, dtype=int),
+      "key_value_segment_ids": array(2, 5, dtype=int)},
+     "max_segments: expected at most 134,217,728, got 134,217,729"),
     ({"max_segments": 3},
      "max_segments: expected query_segment_ids or key_value_segment_ids with max_segments=3, got "
      "neither"),

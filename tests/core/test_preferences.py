@@ -16,6 +16,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import CPU, parse
 from attn_dispatch_tools.verify.case import Case, spec_of
 from tests.support import choices_replay
+from tests.support.backend import needs_cudnn
 from tests.support.fake_implementation import Fake
 from tests.support.repository import ROOT
 
@@ -141,6 +142,31 @@ def test_xla_is_preferred_without_a_warning_and_never_under_the_error_policy(tab
         with attn_dispatch.fallback("error"):
             assert select.choose(_spec(), CUDA).NAME == "kernel"
             assert select.has_kernel(_spec(), CUDA)
+
+
+class Unusable(Fake):
+    def unusable_reason(self, device: Device) -> str:
+        return "its library cannot be loaded"
+
+
+def test_xla_is_not_preferred_where_no_kernel_could_run(table):
+    """Then the warning of a fallback says why."""
+    table(_row("xla"))
+    assert _names(_spec(), Unusable("kernel"), XLA) == ["kernel", "xla"]
+    assert _names(_spec(), Unusable("kernel"), EXTRA, XLA)[0] == "xla"
+
+
+@needs_cudnn
+def test_xla_is_not_preferred_where_it_takes_much_memory():
+    def first(**facts: Any) -> str:
+        with attn_dispatch.target("h200"):
+            return select.asked_in_order(_spec(h=512, v=512, **facts), CUDA)[0][0].NAME
+
+    assert first(t=8192, s=8192, n=8, k=4) == "xla"
+    assert first(b=8, t=65536, s=65536, n=16, k=16) == "cudnn"
+    assert first(t=1024, s=2**20, n=8, k=8) == "cudnn"
+    with attn_dispatch.scratch_limit("1MB"):
+        assert first(t=8192, s=8192, n=8, k=4) == "cudnn"
 
 
 @pytest.mark.parametrize("facts", [{"dtype": "float32"}, {"b": 0}], ids=str)

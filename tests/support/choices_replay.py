@@ -11,10 +11,12 @@ from typing import Any
 from unittest import mock
 
 import attn_dispatch
+from attn_dispatch import xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import preferences, select
 from attn_dispatch.core.preferences import Row
 from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import parse
 from attn_dispatch.inspection import spec_of
 from attn_dispatch.reason import Reason, reason_from_sentence
@@ -58,6 +60,12 @@ class _Timed:
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
         return self.refuses
+
+    def unusable_reason(self, device: Device) -> str:
+        return ""
+
+    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
+        return xla.plan(spec, device) if self.PLATFORM is None else Plan(self.NAME, 0)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -40,6 +40,9 @@ from attn_dispatch.call.values import Limits, as_int32, check_pages, check_value
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
 
+_MOST_SEGMENTS = 2**27
+"""Programs have an array with six numbers of each possible id."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -191,6 +194,8 @@ def _check_max_segments(value: int, has_ids: bool) -> int:
             "max_segments: expected query_segment_ids or key_value_segment_ids with "
             f"max_segments={number}, got neither"
         )
+    if number > _MOST_SEGMENTS:
+        raise ValueError(f"max_segments: expected at most {_MOST_SEGMENTS:,}, got {number:,}")
     return number
 
 

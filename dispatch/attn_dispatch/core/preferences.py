@@ -7,7 +7,7 @@ replayed against the times that it was made from (tests/core/test_preferences.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import NotRequired, TypedDict
@@ -15,6 +15,7 @@ from typing import NotRequired, TypedDict
 from attn_dispatch import settings
 from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import scratch
 from attn_dispatch.core.eligibility import reasons_as_it_is
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
@@ -64,9 +65,9 @@ def in_order(
     """The implementations, best first for this call on this device.
 
     Those that rows put first come in the order of the rows, up to one that is known to run the
-    call; then the others as they were. XLA comes first only if no row before it fits and the
-    fallback policy is not "error". An extra does only if it runs the call as it is, unless its row
-    allows rewrites.
+    call; then the others as they were. XLA comes first only if no row before it fits, if the
+    fallback policy is not "error", if kernels are usable on the device, and if it takes little
+    scratch memory. An extra does only if it runs the call as it is, unless its row allows rewrites.
 
     Args:
       is_expected: whether an implementation is for the device and, if it is an extra, usable.
@@ -80,7 +81,10 @@ def in_order(
         x = by_name.get(row["first"])
         if x is None or x in first or not _fits(row["calls"], facts):
             continue
-        if not _may_be_first(x, row, spec, device, is_next=not first):
+        if x.PLATFORM is None:
+            if first or not _may_replace_kernels(x, by_name.values(), spec, device):
+                continue
+        elif not row.get("by_rewrites", not x.IS_EXTRA) and reasons_as_it_is(x, spec, device):
             continue
         first.append(x)
         if x.PLATFORM is None or not row.get("by_rewrites", not x.IS_EXTRA):
@@ -88,12 +92,17 @@ def in_order(
     return (*first, *(x for x in implementations if x not in first)) if first else implementations
 
 
-def _may_be_first(
-    x: Implementation, row: Row, spec: AttentionSpec, device: Device, *, is_next: bool
+def _may_replace_kernels(
+    xla: Implementation, known: Iterable[Implementation], spec: AttentionSpec, device: Device
 ) -> bool:
-    if x.PLATFORM is None:
-        return is_next and settings.current().fallback != "error"
-    return row.get("by_rewrites", not x.IS_EXTRA) or not reasons_as_it_is(x, spec, device)
+    """Whether XLA may come before kernels. They keep to a limit of scratch memory, and XLA copies
+    its operands."""
+    if settings.current().fallback == "error":
+        return False
+    if all(x.PLATFORM is None or x.unusable_reason(device) for x in known):
+        return False  # the warning of `select.choose` says why
+    limit = scratch.limit_of(spec, device, lambda: 0)
+    return limit is None or xla.plan(spec, device).scratch_bytes <= limit.bytes
 
 
 def _is_measured(spec: AttentionSpec) -> bool:
