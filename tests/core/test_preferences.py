@@ -109,8 +109,6 @@ def test_extra_comes_first_by_rewrites_only_where_its_row_says_so(table):
         ({"features": ""}, {"window": (3, 0)}, {"sinks": 1}),
         ({"features": "sinks"}, {"sinks": 1, "is_causal": True}, {"sinks": 1, "soft_cap": 3.0}),
         ({"has_window": False}, {"is_causal": True}, {"window": (3, 0)}),
-        ({"window": [1, 4]}, {"window": (3, 0)}, {"window": (4, 0)}),
-        ({"window": [1, 4]}, {"window": (9, 9), "s": 4}, {"is_causal": True}),
         ({"causal": True}, {"is_causal": True}, {}),
         ({"batch": [4, 8]}, {"b": 4}, {"b": 3}),
         ({"head_dim": [257, 512]}, {"h": 320}, {"h": 256}),

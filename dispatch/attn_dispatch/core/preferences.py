@@ -119,7 +119,6 @@ _OF_A_CALL: Mapping[str, Callable[[AttentionSpec], _Fact]] = {
     "mask_mod": lambda spec: spec.meaning.mask_mod is not None,
     "causal": lambda spec: spec.meaning.is_causal,
     "has_window": lambda spec: spec.band not in ((None, None), (None, 0)),
-    "window": lambda spec: _window(spec),
     "batch": lambda spec: spec.batch,
     "queries": lambda spec: spec.seq_len_q,
     "tiles": lambda spec: spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
@@ -169,14 +168,6 @@ def _sequences(spec: AttentionSpec) -> str:
     if spec.has("query_segment_ids"):
         return "segment ids"
     return "cu_seqlens" if spec.has("cu_seqlens_q") else "whole rows"
-
-
-def _window(spec: AttentionSpec) -> int:
-    """The most keys that a query sees in its window."""
-    left, right = spec.band
-    if left is None or right is None:
-        return spec.seq_len_kv
-    return min(left + right + 1, spec.seq_len_kv)
 
 
 def _fits(wanted: Mapping[str, object], facts: _Facts) -> bool:
