@@ -19,7 +19,7 @@ class Cell:
 
     name: str
     call: dict[str, Any]
-    """Its arguments as `attn-dispatch plan` reads them: an array is its dtype and shape."""
+    """The arguments as `attn-dispatch plan` reads them: an array is its dtype and shape."""
     lengths: tuple[int, ...] = ()
     """The lengths of its sequences: the values of ids, cu_seqlens or lengths of keys."""
     is_training: bool = True

@@ -49,8 +49,8 @@ _MOST_PAIRS = 2**26
 _COMPILED_AHEAD = 6
 """So many calls are compiled at a time, and then timed while nothing compiles."""
 _LAUNCHES = 150.0
-"""Of a call whose forward pass takes fewer microseconds, the time for which the device is busy is
-measured as well: in a loop, such calls wait for the host, which launches them."""
+"""The device's busy time is measured as well where a forward pass takes fewer microseconds: in a
+loop, such calls wait for the host, which launches them."""
 _PROFILED_CALLS = 10
 _GRADIENTS = ("query", "key", "value", "sinks")
 DEFAULT = "default"

@@ -49,7 +49,8 @@ _SHAPES = (
     (3, 63, 63, 6, 3),
 )
 _ALLOWED = {"bfloat16": 1.5e-2, "float16": 2.5e-3}
-"""Of the largest number of a reference. Kernels round weights, out and their results to 16 bits."""
+"""The largest error by dtype, as a share of the largest number of a reference. Kernels round
+weights, out and their results to 16 bits."""
 _NAMES = ("out", "lse", "out's tangent", "lse's tangent")
 
 
