@@ -149,11 +149,13 @@ class _Library:
 
 
 def _line(run: Any, arrays: list[Any], offsets: list[Any]) -> str:
-    """The custom call of a function lowered for CUDA: its target, attributes and types."""
+    """The custom call of a function lowered for CUDA: its target, attributes, orders and types."""
     traced = jax.jit(run).trace(arrays, offsets)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     (line,) = (x for x in text.splitlines() if "custom_call @" in x and "flash" in x)
-    return re.sub(r"%[\w#:]+(, )?", "", line).split("custom_call ")[1].strip()
+    line = re.sub(r"%[\w#:]+(, )?", "", line).split("custom_call ")[1].strip()
+    # The kept file names an array's order of axes alone: [2, 1, 0].
+    return re.sub(r"dense<(\[[\d, ]+\]|\d)> : tensor<\dxindex>", r"\1", line)
 
 
 def main() -> None:
