@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention, explain
-from attn_dispatch.core import select
+from attn_dispatch.core import preferences, select
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, default_device, device_for, parse
 from attn_dispatch.text import in_units
@@ -93,6 +93,19 @@ def test_preference_list_is_explained_in_order():
     explanation = explain(Q, KV, KV, implementation=["xla", "cudnn"])
     assert [v.implementation for v in explanation.backward] == ["xla", "cudnn"]
     assert explanation.chosen_forward == "xla"
+
+
+def test_explanation_names_the_measurement_that_puts_an_implementation_first():
+    q = jax.ShapeDtypeStruct((1, 2048, 8, 512), jnp.bfloat16)
+    file = next(r["measured"] for r in preferences.rows() if r["first"] == "xla")
+    found = explain(q, q, q, target="h100")
+    assert [x.implementation for x in found.forward if x.measured == file] == ["xla"]
+    assert f"measured:  the fastest for such calls in {file}" in found.text(width=200)
+    for other in (
+        explain(q, q, q, target="h100", implementation=("xla", "cudnn")),
+        explain(q, q, q, target="cpu"),
+    ):
+        assert not any(x.measured for x in other.forward)
 
 
 def test_arrays_and_shapes_give_equal_explanations():

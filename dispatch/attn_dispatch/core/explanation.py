@@ -20,6 +20,7 @@ from attn_dispatch.reason import Reason
 UNKNOWN = "unknown"
 """What is chosen, if a planner that is not here would decide it."""
 
+_FASTEST = "the fastest for such calls in"
 _WIDTH = 100
 
 
@@ -134,6 +135,7 @@ def verdict_lines(direction: str, verdict: Verdict, width: int, *, codes: bool) 
     lines = plain_text.wrapped(label, f"runs: {plan_text(verdict, codes=codes)}", width)
     details = [
         ("tuned:     ", [] if verdict.tuned is None else [str(verdict.tuned)]),
+        ("measured:  ", [f"{_FASTEST} {verdict.measured}"] if verdict.measured else []),
         ("limit:     ", [verdict.limit] if verdict.limit else []),
         ("rewritten: ", verdict.rewrites),
         ("because:   ", [reason.with_remedy for reason in verdict.reasons_as_it_is]),

@@ -25,6 +25,8 @@ _TILE = 128
 
 _Fact = str | bool | float
 
+IsExpected = Callable[[Implementation, Device], bool]
+
 
 class Row(TypedDict):
     """An implementation that was measured to be the fastest for some calls."""
@@ -60,36 +62,48 @@ def in_order(
     implementations: Sequence[Implementation],
     spec: AttentionSpec,
     device: Device,
-    is_expected: Callable[[Implementation, Device], bool],
+    is_expected: IsExpected,
 ) -> Sequence[Implementation]:
-    """The implementations, best first for this call on this device.
+    """The implementations, best first for this call on this device: those that rows put first, then
+    the others as they were."""
+    first = [x for x, _ in put_first(implementations, spec, device, is_expected)]
+    return (*first, *(x for x in implementations if x not in first)) if first else implementations
 
-    Those that rows put first come in the order of the rows, up to one that is known to run the
-    call; then the others as they were. XLA comes first only if no row before it fits, if the
-    fallback policy is not "error", if kernels are usable on the device, and if it takes little
-    scratch memory. An extra does only if it runs the call as it is, unless its row allows rewrites.
+
+def put_first(
+    implementations: Sequence[Implementation],
+    spec: AttentionSpec,
+    device: Device,
+    is_expected: IsExpected,
+) -> list[tuple[Implementation, Row]]:
+    """The implementations that rows put first for this call on this device, each with its row.
+
+    They come in the order of the rows, up to one that is known to run the call. XLA comes first
+    only if no row before it fits, if the fallback policy is not "error", if kernels are usable on
+    the device, and if it takes little scratch memory. An extra does only if it runs the call as it
+    is, unless its row allows rewrites.
 
     Args:
       is_expected: whether an implementation is for the device and, if it is an extra, usable.
     """
     rows = _table().get((device.arch, spec.is_backward), ())
     if not rows or not _is_measured(spec):
-        return implementations
-    facts, first = _Facts(spec, device), list[Implementation]()
+        return []
+    facts, first = _Facts(spec, device), list[tuple[Implementation, Row]]()
     by_name = {x.NAME: x for x in implementations if is_expected(x, device)}
     for row in rows:
         x = by_name.get(row["first"])
-        if x is None or x in first or not _fits(row["calls"], facts):
+        if x is None or not _fits(row["calls"], facts) or any(x is y for y, _ in first):
             continue
         if x.PLATFORM is None:
             if first or not _may_replace_kernels(x, by_name.values(), spec, device):
                 continue
         elif not row.get("by_rewrites", not x.IS_EXTRA) and reasons_as_it_is(x, spec, device):
             continue
-        first.append(x)
+        first.append((x, row))
         if x.PLATFORM is None or not row.get("by_rewrites", not x.IS_EXTRA):
             break  # it runs the call
-    return (*first, *(x for x in implementations if x not in first)) if first else implementations
+    return first
 
 
 def _may_replace_kernels(

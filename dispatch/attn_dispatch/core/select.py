@@ -338,6 +338,14 @@ def asked_in_order(
     return [(first, _with_engine(spec, found.engine)), *others]
 
 
+def measurements(spec: AttentionSpec, device: Device) -> dict[str, str]:
+    """The implementations that measurements put first for the call, with the file of each."""
+    if spec.meaning.implementation or winner(spec, device) is not None:
+        return {}
+    found = preferences.put_first(implementations(), spec, device, is_expected)
+    return {x.NAME: row["measured"] for x, row in found}
+
+
 def _with_engine(spec: AttentionSpec, engine: str) -> AttentionSpec:
     return replace(spec, options=replace(spec.options, engine=engine))
 

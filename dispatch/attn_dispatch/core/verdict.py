@@ -35,6 +35,9 @@ class Verdict:
     """Memory that the call takes beside its operands and results."""
     limit: str = ""
     """What the limit on scratch memory did, if anything."""
+    measured: str = ""
+    """The file of the measurement that puts the implementation first for such calls, if one does:
+    its path in attn-dispatch's repository."""
 
     @property
     def is_eligible(self) -> bool:
@@ -54,6 +57,7 @@ def chosen(verdicts: Iterable[Verdict]) -> Verdict | None:
 def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result: list[Verdict] = []
+    measured = select.measurements(spec, device)
     for implementation, asked in select.asked_in_order(spec, device):
         reasons, chain = reasons_and_chain(implementation, asked, device)
         if reasons:
@@ -67,5 +71,6 @@ def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
         tuned = select.winner(spec, device) if asked is not spec else None
         scratch = scratch_bytes(implementation, chain, device)
         verdict = Verdict(implementation.NAME, (), plan, names, as_it_is, tuned, scratch)
-        result.append(replace(verdict, limit=chain.limit))
+        file = measured.get(implementation.NAME, "")
+        result.append(replace(verdict, limit=chain.limit, measured=file))
     return tuple(result)
