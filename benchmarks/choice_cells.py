@@ -74,6 +74,10 @@ def _wide() -> Iterator[Cell]:
             for options in (_CAUSAL, {}):
                 call = _call(1, t, 8, 4, h, **options)
                 yield Cell(f"d{h} {_mask_name(options)} 8/4 b1 {_size(t)}", call)
+    for b, t, n, k, h in ((1, 4096, 16, 8, 512), (1, 4096, 16, 16, 320), (8, 512, 8, 1, 384)):
+        for options in (_CAUSAL, {}):
+            name = f"d{h} {_mask_name(options)} {n}/{k} b{b} {_size(t)}"
+            yield Cell(name, _call(b, t, n, k, h, **options))
 
 
 def _small() -> Iterator[Cell]:
@@ -128,6 +132,14 @@ def _latent() -> Iterator[Cell]:
         for options in (_CAUSAL, {})[: 2 if t == 8192 else 1]:
             call = _call(_TOKENS // t, t, 16, 16, 192, v=128, **options)
             yield Cell(f"192/128 {_mask_name(options)} 16/16 {_size(t)}", call)
+
+
+def _absorbed() -> Iterator[Cell]:
+    """Decoding with latent attention, absorbed: all heads on one of 576, whose values are 512."""
+    for n in (128, 16):
+        for b, s in ((8, 8192), (1, 32768), (32, 2048)):
+            call = _call(b, 1, n, 1, 576, s, v=512)
+            yield Cell(f"decoding 1 of {_size(s)} 576/512 {n}/1 b{b}", call, is_training=False)
 
 
 def _scores() -> Iterator[Cell]:
@@ -186,5 +198,5 @@ def _dense() -> Iterator[Cell]:
 
 CELLS: tuple[Cell, ...] = (
     *_sinks(), *_wide(), *_small(), *_documents(), *_latent(), *_scores(), *_windows(), *_lengths(),
-    *_dense(), *_decoding(),
+    *_dense(), *_decoding(), *_absorbed(),
 )  # fmt: skip

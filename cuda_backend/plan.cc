@@ -213,6 +213,7 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
                                                           /*run_warmup=*/false),
                                        Code::kDevice,
                                        "the plan could not be loaded on the device"));
+  if (plan->is_imported) ATTN_RETURN_IF_ERROR(check_pointers(plan->spec, *graph));
   int64_t workspace_bytes = 0;
   ATTN_RETURN_IF_ERROR(frontend_status(graph->get_workspace_size(workspace_bytes), Code::kDevice,
                                        "no workspace size"));
@@ -335,16 +336,6 @@ Status import_plan(const SdpaSpec& spec, const std::string& properties, const st
     auto plan = std::make_shared<Plan>(std::move(read.value));
     plan->spec = spec;
     plan->is_imported = true;
-    auto made_properties = make_properties(properties);
-    if (!made_properties.ok()) return made_properties.status;
-    fe::graph::Graph graph;
-    graph.set_device_properties(made_properties.value);
-    ATTN_RETURN_IF_ERROR(
-        frontend_status(graph.deserialize(plan->blob, /*enforce_precompiled=*/true),
-                        Code::kWrongCall, "cuDNN does not load the plan"));
-    ATTN_RETURN_IF_ERROR(frontend_status(graph.get_workspace_size(plan->workspace_bytes),
-                                         Code::kLibrary, "no workspace size"));
-    ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
     return plan_cache().get(key.value, [&] { return PlanResult(std::move(plan)); }).status;
   });
 }

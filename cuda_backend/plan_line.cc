@@ -59,6 +59,7 @@ std::string checksum(const Plan& plan) {
   };
   add(plan.key);
   add(plan.engine);
+  add(std::to_string(plan.workspace_bytes));
   add(plan.blob);
   std::vector<uint8_t> digits;
   for (int shift = 56; shift >= 0; shift -= 8)
@@ -69,7 +70,10 @@ std::string checksum(const Plan& plan) {
 }  // namespace
 
 std::string format_plan(const Plan& plan) {
-  const Json facts{{"key", plan.key}, {"engine", plan.engine}, {"checksum", checksum(plan)}};
+  const Json facts{{"key", plan.key},
+                   {"engine", plan.engine},
+                   {"workspace", plan.workspace_bytes},
+                   {"checksum", checksum(plan)}};
   return facts.dump() + ' ' + hex(plan.blob);
 }
 
@@ -87,6 +91,12 @@ Result<Plan> parse_plan(const std::string& line) {
   Plan plan;
   plan.key = text("key");
   plan.engine = text("engine");
+  if (!facts.is_object() || !facts.contains("workspace") ||
+      !facts["workspace"].is_number_unsigned()) {
+    return wrong;
+  }
+  plan.workspace_bytes = facts["workspace"].get<int64_t>();
+  if (plan.workspace_bytes < 0) return wrong;
   if (!from_hex(std::string_view(line).substr(space + 1), plan.blob)) return wrong;
   if (text("checksum") != checksum(plan)) return Status{Code::kWrongCall, "a damaged plan"};
   return plan;

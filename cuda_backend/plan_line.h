@@ -1,5 +1,6 @@
 // A plan as a line of text, in which it is stored and passed to other processes: JSON of its key,
-// engine and checksum, a space, and what cuDNN serialized in hexadecimal digits.
+// engine, workspace in bytes and checksum, a space, and what cuDNN serialized in hexadecimal
+// digits.
 #pragma once
 
 #include <string>
@@ -11,8 +12,8 @@ namespace attn_dispatch {
 
 std::string format_plan(const Plan& plan);
 
-// The plan in such a line, with key, engine and blob alone. A line that is something else, too
-// long, or damaged is a wrong call.
+// The plan in such a line, without its spec. A line that is something else, too long, or damaged is
+// a wrong call.
 Result<Plan> parse_plan(const std::string& line);
 
 }  // namespace attn_dispatch
