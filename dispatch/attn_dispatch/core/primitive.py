@@ -22,7 +22,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import background_planning, jax_compat, select, sketch
+from attn_dispatch.core import jax_compat, select, sketch
 from attn_dispatch.core.batching import Dims, batch_call
 from attn_dispatch.core.derivatives import (
     attn_jvp_p,
@@ -121,8 +121,6 @@ def _compute(
     device = device_for(platform)
     for target in targets_to_check(platform):
         _chosen(spec, target)
-    if spec.wanted.differentiated:
-        background_planning.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
     mask = None if tiles is None else mask_of(spec, further, tiles)
     if spec.is_backward:

@@ -209,11 +209,6 @@ def versions(device: Device) -> dict[str, str]:
     return {"attn_dispatch": __version__, **dict(version for version in found if version)}
 
 
-def plan(spec: AttentionSpec, device: Device) -> None:
-    """Plan the call by the implementation that `choose` would choose, without a warning."""
-    _first_eligible(spec, device)
-
-
 def has_kernel(spec: AttentionSpec, device: Device) -> bool:
     """Whether `choose` would choose a vendor's kernel; without a warning."""
     choice = _first_eligible(spec, device).choice
