@@ -139,7 +139,10 @@ def _absorbed() -> Iterator[Cell]:
     for n in (128, 16):
         for b, s in ((8, 8192), (1, 32768), (32, 2048)):
             call = _call(b, 1, n, 1, 576, s, v=512)
-            yield Cell(f"decoding 1 of {_size(s)} 576/512 {n}/1 b{b}", call, is_training=False)
+            name = f"decoding 1 of {_size(s)} 576/512 {n}/1 b{b}"
+            yield Cell(name, call, is_training=False)
+            call = call | {"key_value_seq_lengths": _array("int32", b)}
+            yield Cell(f"{name}, cache 3/4 full", call, (3 * s // 4,) * b, is_training=False)
 
 
 def _scores() -> Iterator[Cell]:
