@@ -1,5 +1,6 @@
 #include "clear_rows.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string>
@@ -7,16 +8,18 @@
 namespace attn_dispatch {
 namespace {
 
-constexpr int64_t kThreads = 128;
-constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+constexpr unsigned kThreads = 128;
+constexpr int64_t kBlockRows = 32;  // few, so that a run of padding is spread over the device
+constexpr int64_t kMostRows = ((int64_t{1} << 31) - 1) * kBlockRows;
 
-// One block per kThreads rows, whose threads each read the flag of one row. It is PTX, which the
-// driver compiles for the device, so that building the library needs no CUDA compiler.
+// A block for kBlockRows rows of array blockIdx.y. It is PTX, which the driver compiles for the
+// device, so that building the library needs no CUDA compiler.
 //
-//   first = kThreads * blockIdx.x;
-//   mine = first + threadIdx.x;
+//   {rows, flags, row_bytes, count} = arrays[blockIdx.y];
+//   first = kBlockRows * blockIdx.x;
+//   mine = first + threadIdx.x % kBlockRows;
 //   if (!__syncthreads_or(mine < count && flags[mine] != 1)) return;
-//   for (row = first; row < min(first + kThreads, count); ++row) {
+//   for (row = first; row < min(first + kBlockRows, count); ++row) {
 //     if (flags[row] == 1) continue;
 //     word = flags[row] == 0 ? 0 : 0xffffffff;
 //     for (i = 16 * threadIdx.x; i < row_bytes; i += 16 * kThreads)
@@ -27,21 +30,28 @@ constexpr char kKernel[] = R"(
 .target sm_80
 .address_size 64
 
-.visible .entry clear_rows(.param .u64 rows, .param .u64 flags, .param .u64 row_bytes,
-                           .param .u64 count)
+.visible .entry clear_rows(.param .align 8 .b8 arrays[128])
 {
   .reg .pred %live, %dead, %done, %inside;
-  .reg .u32 %flag, %thread, %block, %threads, %word;
-  .reg .u64 %row, %end, %mine, %flags, %rows, %bytes, %i, %begin, %step, %address, %count;
+  .reg .u32 %flag, %thread, %block, %threads, %word, %lane;
+  .reg .u64 %array, %row, %end, %mine, %flags, %rows, %bytes, %i, %begin, %step, %address, %count;
 
-  ld.param.u64 %flags, [flags];
+  mov.u64 %array, arrays;
+  mov.u32 %block, %ctaid.y;
+  mul.wide.u32 %begin, %block, 32;
+  add.u64 %array, %array, %begin;
+  ld.param.u64 %rows, [%array];
+  cvta.to.global.u64 %rows, %rows;
+  ld.param.u64 %flags, [%array+8];
   cvta.to.global.u64 %flags, %flags;
-  ld.param.u64 %count, [count];
+  ld.param.u64 %bytes, [%array+16];
+  ld.param.u64 %count, [%array+24];
   mov.u32 %block, %ctaid.x;
   mov.u32 %threads, %ntid.x;
   mov.u32 %thread, %tid.x;
-  mul.wide.u32 %row, %block, %threads;
-  cvt.u64.u32 %mine, %thread;
+  mul.wide.u32 %row, %block, 32;
+  and.b32 %lane, %thread, 31;
+  cvt.u64.u32 %mine, %lane;
   add.u64 %mine, %mine, %row;
 
   mov.u32 %flag, 1;
@@ -52,12 +62,8 @@ constexpr char kKernel[] = R"(
   bar.red.or.pred %dead, 0, %dead;
   @!%dead ret;
 
-  cvt.u64.u32 %end, %threads;
-  add.u64 %end, %row, %end;
+  add.u64 %end, %row, 32;
   min.u64 %end, %end, %count;
-  ld.param.u64 %rows, [rows];
-  cvta.to.global.u64 %rows, %rows;
-  ld.param.u64 %bytes, [row_bytes];
   mul.wide.u32 %begin, %thread, 16;
   mul.wide.u32 %step, %threads, 16;
 
@@ -86,6 +92,8 @@ row_done:
 }
 )";
 
+static_assert(sizeof(FlaggedRows) == 32, "the kernel's parameter has 4 of these");
+
 using Module = struct CUmod_st*;
 using Function = struct CUfunc_st*;
 
@@ -93,6 +101,21 @@ std::array<std::atomic<Function>, kMaxDevices> loaded{};
 
 Status failed(const char* call, int status) {
   return {Code::kDevice, std::string(call) + " failed with status " + std::to_string(status)};
+}
+
+Status check(const FlaggedRows& array) {
+  const auto address = reinterpret_cast<uintptr_t>(array.rows);
+  if (array.row_bytes % kRowMultiple != 0 || address % kRowMultiple != 0) {
+    return {Code::kWrongCall,
+            "rows to clear: expected bytes per row and an address that are multiples of " +
+                std::to_string(kRowMultiple) + ", got " + std::to_string(array.row_bytes) +
+                " bytes at " + std::to_string(address)};
+  }
+  if (array.count > kMostRows) {
+    return {Code::kWrongCall, "rows to clear: expected at most " + std::to_string(kMostRows) +
+                                  ", got " + std::to_string(array.count)};
+  }
+  return {};
 }
 
 }  // namespace
@@ -114,28 +137,29 @@ Status load_clear_rows(int32_t device_ordinal) {
   return {};
 }
 
-Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_bytes,
-                  int32_t device_ordinal, cudaStream_t stream) {
-  if (row_bytes % kRowMultiple != 0 || reinterpret_cast<uintptr_t>(rows) % kRowMultiple != 0) {
-    return {Code::kWrongCall,
-            "rows to clear: expected bytes per row and an address that are multiples of " +
-                std::to_string(kRowMultiple) + ", got " + std::to_string(row_bytes) + " bytes at " +
-                std::to_string(reinterpret_cast<uintptr_t>(rows))};
+Status clear_rows(const FlaggedRows* arrays, size_t number, int32_t device_ordinal,
+                  cudaStream_t stream) {
+  if (number > kMostArrays) {
+    return {Code::kWrongCall, "arrays to clear: expected at most " + std::to_string(kMostArrays) +
+                                  ", got " + std::to_string(number)};
   }
-  if (count > kThreads * kMostBlocks) {
-    return {Code::kWrongCall, "rows to clear: expected at most " +
-                                  std::to_string(kThreads * kMostBlocks) + ", got " +
-                                  std::to_string(count)};
+  std::array<FlaggedRows, kMostArrays> given{};
+  int64_t most = 0;
+  for (size_t i = 0; i < number; ++i) {
+    ATTN_RETURN_IF_ERROR(check(arrays[i]));
+    given[i] = arrays[i];
+    most = std::max(most, given[i].count);
   }
+  if (most == 0) return {};
   ATTN_RETURN_IF_ERROR(load_clear_rows(device_ordinal));
   using Launch = int(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                      cudaStream_t, void**, void**);
   static auto* launch = driver_symbol<Launch>("cuLaunchKernel");
   if (!launch) return {Code::kDevice, "the CUDA driver cannot launch kernels"};
   const Function function = loaded[device_ordinal].load(std::memory_order_acquire);
-  void* arguments[] = {&rows, &flags, &row_bytes, &count};
-  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
-  const int status = launch(function, blocks, 1, 1, static_cast<unsigned>(kThreads), 1, 1, 0,
+  void* arguments[] = {given.data()};
+  const auto blocks = static_cast<unsigned>((most + kBlockRows - 1) / kBlockRows);
+  const int status = launch(function, blocks, static_cast<unsigned>(number), 1, kThreads, 1, 1, 0,
                             stream, arguments, nullptr);
   return status == 0 ? Status{} : failed("cuLaunchKernel", status);
 }

@@ -1,9 +1,12 @@
 // The custom call attn_dispatch_clear_rows. It clears padding rows (clear_rows.h) of results that
 // other libraries' kernels wrote, in place: XLA would read and write the whole array.
 //
-// Operands: rows, of any shape; flags, one u8 per row. The result is rows again, in the same
-// buffer. It is another buffer, to which rows are copied, if XLA made the operand a slice of a
-// larger array (in a scan).
+// Operands: up to kMostArrays arrays of rows, of any shape; then flags of each, one u8 per row. The
+// results are the arrays again, in the same buffers. A result is another buffer, to which rows are
+// copied, if XLA made the operand a slice of a larger array (in a scan).
+#include <array>
+#include <string>
+
 #include "clear_rows.h"
 #include "ffi_error.h"
 #include "handlers.h"
@@ -18,8 +21,6 @@ namespace {
 
 ffi::Error to_ffi(const Status& status) { return ffi_error("attn_dispatch_clear_rows: ", status); }
 
-ffi::Error wrong_call(const std::string& message) { return to_ffi({Code::kWrongCall, message}); }
-
 // Loads the kernel before any command buffer is captured.
 ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
   // The driver is not loaded yet if cuDNN was not used.
@@ -27,26 +28,46 @@ ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
   return to_ffi(load_clear_rows(ordinal));
 }
 
-ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer rows,
-                 ffi::Buffer<ffi::U8> flags, ffi::Result<ffi::AnyBuffer> cleared) {
+// The rows of a result, to which they are copied if they are not there yet.
+Status in_result(const ffi::AnyBuffer& rows, const ffi::AnyBuffer& flags,
+                 const ffi::AnyBuffer& result, cudaStream_t stream, FlaggedRows& found) {
   const auto count = static_cast<int64_t>(flags.element_count());
   const auto bytes = static_cast<int64_t>(rows.size_bytes());
-  if (const auto result = static_cast<int64_t>(cleared->size_bytes()); result != bytes) {
-    return wrong_call("expected a result of " + std::to_string(bytes) +
-                      " bytes, as the rows, got " + std::to_string(result));
+  if (const auto size = static_cast<int64_t>(result.size_bytes()); size != bytes) {
+    return {Code::kWrongCall, "expected a result of " + std::to_string(bytes) +
+                                  " bytes, as the rows, got " + std::to_string(size)};
   }
-  if (bytes == 0) return ffi::Error::Success();
+  if (flags.element_type() != ffi::U8) return {Code::kWrongCall, "expected flags of type u8"};
+  found = {result.untyped_data(), flags.untyped_data(), kRowMultiple, 0};
+  if (bytes == 0) return {};
   if (count == 0 || bytes % count != 0 || bytes / count % kRowMultiple != 0) {
-    return wrong_call("expected " + std::to_string(count) +
-                      " rows, one per flag, of a multiple of " + std::to_string(kRowMultiple) +
-                      " bytes, got " + std::to_string(bytes) + " bytes");
+    return {Code::kWrongCall,
+            "expected " + std::to_string(count) + " rows, one per flag, of a multiple of " +
+                std::to_string(kRowMultiple) + " bytes, got " + std::to_string(bytes) + " bytes"};
   }
-  if (rows.untyped_data() != cleared->untyped_data()) {
-    const Status copied = copy(cleared->untyped_data(), rows.untyped_data(), bytes, stream);
-    if (!copied.ok()) return to_ffi(copied);
+  found.row_bytes = bytes / count;
+  found.count = count;
+  if (rows.untyped_data() == found.rows) return {};
+  return copy(found.rows, rows.untyped_data(), bytes, stream);
+}
+
+ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::RemainingArgs args,
+                 ffi::RemainingRets rets) {
+  const size_t number = rets.size();
+  if (args.size() != 2 * number || number > kMostArrays) {
+    return to_ffi({Code::kWrongCall, "expected 1 to " + std::to_string(kMostArrays) +
+                                         " arrays with flags for each, got " +
+                                         std::to_string(args.size()) + " operands and " +
+                                         std::to_string(number) + " results"});
   }
-  return to_ffi(clear_rows(cleared->untyped_data(), flags.untyped_data(), count, bytes / count,
-                           ordinal, stream));
+  std::array<FlaggedRows, kMostArrays> arrays{};
+  for (size_t i = 0; i < number; ++i) {
+    const Status status =
+        in_result(*args.get<ffi::AnyBuffer>(i), *args.get<ffi::AnyBuffer>(number + i),
+                  **rets.get<ffi::AnyBuffer>(i), stream, arrays[i]);
+    if (!status.ok()) return to_ffi(status);
+  }
+  return to_ffi(clear_rows(arrays.data(), number, ordinal, stream));
 }
 
 XLA_FFI_DEFINE_HANDLER(
@@ -56,9 +77,8 @@ XLA_FFI_DEFINE_HANDLER(kClear, Clear,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::Buffer<ffi::U8>>()
-                           .Ret<ffi::AnyBuffer>(),
+                           .RemainingArgs()
+                           .RemainingRets(),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace

@@ -140,12 +140,11 @@ class Pointers {
     return fill(workspace_, 0xff, workspace_bytes_, stream);
   }
 
-  // Clears rows of a result, as the flags with this index say.
-  Status clear(size_t result, size_t flags, int32_t ordinal, cudaStream_t stream) const {
+  // The rows of a result, with the flags of this index.
+  FlaggedRows rows(size_t result, size_t flags) const {
     const size_t i = buffers_.operands + result;
-    const int64_t rows = buffers_.all[flags].bytes;  // one byte per row
-    return clear_rows(pointers_[i], pointers_[flags], rows, buffers_.all[i].bytes / rows, ordinal,
-                      stream);
+    const int64_t count = buffers_.all[flags].bytes;  // one byte per row
+    return {pointers_[i], pointers_[flags], buffers_.all[i].bytes / count, count};
   }
 
  private:
@@ -172,10 +171,10 @@ class Pointers {
 Status clear_results(bool is_backward, const Pointers& pointers, int32_t ordinal,
                      cudaStream_t stream) {
   constexpr size_t kOfQueries = 0, kOfKeys = 1;
-  ATTN_RETURN_IF_ERROR(pointers.clear(0, kOfQueries, ordinal, stream));
-  if (!is_backward) return {};
-  ATTN_RETURN_IF_ERROR(pointers.clear(1, kOfKeys, ordinal, stream));
-  return pointers.clear(2, kOfKeys, ordinal, stream);
+  const FlaggedRows of_queries = pointers.rows(0, kOfQueries);
+  if (!is_backward) return clear_rows(&of_queries, 1, ordinal, stream);
+  const FlaggedRows all[] = {of_queries, pointers.rows(1, kOfKeys), pointers.rows(2, kOfKeys)};
+  return clear_rows(all, 3, ordinal, stream);
 }
 
 ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs args,

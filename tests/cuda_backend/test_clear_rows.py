@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from attn_dispatch.devices import clear_rows
 from tests.support.repository import ROOT
 
 SOURCE = ROOT / "cuda_backend" / "clear_rows.cc"
@@ -44,12 +45,21 @@ def test_the_assembler_rejects_a_wrong_instruction(tmp_path: Path):
     assert done.returncode != 0
 
 
-def test_the_kernels_name_and_parameters_match_its_launch():
-    """clear_rows looks the kernel up by name, and passes its parameters in order."""
+def test_the_kernels_name_and_parameter_match_its_launch():
+    """clear_rows looks the kernel up by name, and passes kMostArrays arrays of 32 bytes."""
     text = SOURCE.read_text()
     (name,) = re.findall(r'find\(&function, module, "(\w+)"\)', text)
-    (arguments,) = re.findall(r"arguments\[\] = \{(.*)\}", text)
-    parameters = re.search(rf"\.entry {name}\((.*?)\)", kernel(), re.DOTALL)
-    assert parameters
-    names = re.findall(r"\.param \.u64 (\w+)", parameters[1])
-    assert [f"&{x}" for x in names] == arguments.split(", ")
+    (size,) = re.findall(rf"\.entry {name}\(\.param \.align 8 \.b8 arrays\[(\d+)\]\)", kernel())
+    header = SOURCE.with_suffix(".h").read_text()
+    (most,) = re.findall(r"kMostArrays = (\d+);", header)
+    assert "sizeof(FlaggedRows) == 32" in text and int(size) == 32 * int(most)
+    assert int(most) == clear_rows.MOST_ARRAYS
+    assert re.findall(r"arguments\[\] = \{(.*)\}", text) == ["given.data()"]
+
+
+def test_the_kernels_rows_of_a_block_match_its_launch():
+    (rows,) = re.findall(r"kBlockRows = (\d+);", SOURCE.read_text())
+    ptx = kernel()
+    assert f"mul.wide.u32 %row, %block, {rows};" in ptx
+    assert f"and.b32 %lane, %thread, {int(rows) - 1};" in ptx
+    assert f"add.u64 %end, %row, {rows};" in ptx

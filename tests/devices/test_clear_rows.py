@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from attn_dispatch.devices import clear_rows
 from tests.support.lowered import calls_in, lowered_for_cuda
+from tests.support.module_report import report_of
 
 PADDING, REAL, INVALID = range(3)
 
@@ -47,3 +50,52 @@ def test_xla_clears_rows_by_their_flags(monkeypatch, batch: int):
     flags = jnp.asarray([[REAL, PADDING, INVALID]] * batch, jnp.uint8)
     out = clear_rows.cleared(jnp.ones((2, 3, 1, 1)), flags)[..., 0, 0]
     np.testing.assert_array_equal(out, [[1, 0, np.nan]] * 2)
+
+
+def test_several_arrays_are_cleared_by_one_call(monkeypatch):
+    """An array without flags is left, and one that the library cannot clear goes to XLA."""
+    monkeypatch.setattr(clear_rows, "_native", lambda: object())
+    flags = jax.ShapeDtypeStruct((1, 6), bool)
+    shapes = [(1, 6, 2, 8), (1, 6, 3, 5), (1, 6, 4, 8), (1, 6, 1, 8)]
+    arrays = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
+
+    def program(flags, a, b, c, d):
+        return clear_rows.cleared_together((a, flags), (b, flags), (c, None), (d, flags))
+
+    lowered = lowered_for_cuda(jax.jit(program), flags, *arrays)
+    line, operands, _ = calls_in(lowered)[clear_rows.TARGET]
+    assert operands == ["6x2x8xbf16", "6x1x8xbf16", "6xui8", "6xui8"]
+    assert line.count("output_operand_alias<") == 2
+    assert [x.shape for x in jax.eval_shape(program, flags, *arrays)] == shapes
+
+
+def test_xla_clears_several_arrays(monkeypatch):
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+    x, y = jnp.ones((1, 3, 1, 1)), jnp.full((1, 3, 1, 1), 2.0)
+    found = clear_rows.cleared_together((x, jnp.asarray([[True, False, True]])), (y, None))
+    np.testing.assert_array_equal([z[0, :, 0, 0] for z in found], [[1, 0, 1], [2, 2, 2]])
+
+
+@pytest.fixture(scope="module")
+def report():
+    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
+    if not os.path.isdir(folder):
+        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
+    return report_of("tests.devices.copied_to_clear", folder)
+
+
+@pytest.mark.parametrize("implementation", ["fa4", "flash"])
+def test_a_training_step_copies_no_array_to_clear_it(report, implementation):
+    """Only fa4 clears out, which the gradient of the next projection's weights reads as well."""
+    most = 1 if implementation == "fa4" else 0
+    for name, clears in {"a layer": 4, "a scan, no remat": 5, "a scan, remat": 6}.items():
+        row = report[f"{implementation}, {name}"]
+        assert sum(row["copies"]) <= most and row["clears"] == clears, (name, row)
+
+
+@pytest.mark.parametrize("implementation", ["fa4", "flash"])
+def test_the_callers_arrays_are_copied_once(report, implementation):
+    forward = report[f"{implementation}, the caller's, forward"]
+    assert forward == {"copies": [0, 1], "clears": 2}  # value
+    gradients = report[f"{implementation}, the caller's, gradients"]
+    assert gradients == {"copies": [0, 4], "clears": 4}  # query, key, value and out_grad

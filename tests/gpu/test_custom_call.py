@@ -107,6 +107,34 @@ def test_clear_rows_refuses_shapes_that_contradict_each_other(rows, flags, resul
         jax.block_until_ready(jax.jit(call)(*operands))
 
 
+@pytest.mark.parametrize("number", [1, 4])
+def test_clear_rows_clears_several_arrays(number):
+    """Padding in one place, in all of a block, and in the last rows; invalid rows become NaN."""
+    clear_rows.register()
+    rows, heads = (1, 40, 300, 8192)[:number], (8, 1, 3, 16)[:number]
+    flags = [np.ones(n, np.uint8) for n in rows]
+    for x in flags:
+        x[: x.size // 3], x[x.size // 2 : x.size // 2 + 1], x[-1] = 0, 2, 0
+    arrays = [jnp.ones((n, h, 128), jnp.bfloat16) for n, h in zip(rows, heads, strict=True)]
+
+    @jax.jit
+    def clear(arrays, flags):
+        return clear_rows.cleared_together(*zip(arrays, flags, strict=True))
+
+    for found, x in zip(clear(arrays, [jnp.asarray(x) for x in flags]), flags, strict=True):
+        expected = np.array([0, 1, np.nan])[x][:, None, None]
+        np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
+
+
+def test_clear_rows_refuses_too_many_arrays():
+    clear_rows.register()
+    many = clear_rows.MOST_ARRAYS + 1
+    x, flags = jnp.ones((8, 64), jnp.bfloat16), jnp.ones(8, jnp.uint8)
+    call = jax.ffi.ffi_call(clear_rows.TARGET, [jax.ShapeDtypeStruct(x.shape, x.dtype)] * many)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="attn_dispatch_clear_rows: expected 1 to"):
+        jax.block_until_ready(jax.jit(call)(*[x] * many, *[flags] * many))
+
+
 def test_wrong_attributes_are_refused():
     with pytest.raises(jax.errors.JaxRuntimeError, match="unknown surplus"):
         call_directly(surplus=np.int64(1))

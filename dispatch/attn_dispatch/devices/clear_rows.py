@@ -22,6 +22,10 @@ _ROW_BYTES = 16
 """The bytes of a row are a multiple of it (kRowMultiple of cuda_backend/clear_rows.h)."""
 
 
+MOST_ARRAYS = 4
+"""The number of arrays that one custom call clears (kMostArrays of the same file)."""
+
+
 def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
     """x with 0 in padding rows, and NaN in invalid ones. XLA copies x if anything else reads it.
 
@@ -30,13 +34,42 @@ def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
       flags: as in row_flags.py, or bool if no row is invalid. Their axes are the first ones of x,
         and may broadcast; the others are a row.
     """
-    lead, row = x.shape[: flags.ndim], x.shape[flags.ndim :]
-    if _native() is None or prod(row) * x.dtype.itemsize % _ROW_BYTES:
-        return cleared_by_xla(x, flags)
-    flags = jnp.broadcast_to(flags, lead).astype(jnp.uint8).reshape(-1)
-    rows = jax.ShapeDtypeStruct((flags.size, *row), x.dtype)
-    call = jax.ffi.ffi_call(TARGET, rows, input_output_aliases={0: 0})
-    return call(x.reshape(rows.shape), flags).reshape(x.shape)
+    return cleared_together((x, flags))[0]
+
+
+def cleared_together(*pairs: tuple[jax.Array, jax.Array | None]) -> list[jax.Array]:
+    """Arrays with flags as `cleared` takes them, by one kernel; None leaves an array as it is.
+
+    XLA waits for all arrays before it clears any. If one of them comes from a kernel that reads
+    another as it was, the kernel has run by then, and the other need not be copied.
+    """
+    found = [x for x, _ in pairs]
+    in_place: list[int] = []
+    for i, (x, flags) in enumerate(pairs):
+        if flags is None:
+            continue
+        row_bytes = prod(x.shape[flags.ndim :]) * x.dtype.itemsize
+        if _native() is None or row_bytes % _ROW_BYTES:
+            found[i] = cleared_by_xla(x, flags)
+        else:
+            in_place.append(i)
+    if in_place:
+        assert len(in_place) <= MOST_ARRAYS
+        rows = [_with_flags(*pairs[i]) for i in in_place]
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in rows]
+        aliases = {i: i for i in range(len(rows))}
+        call = jax.ffi.ffi_call(TARGET, shapes, input_output_aliases=aliases)
+        results = call(*(x for x, _ in rows), *(flags for _, flags in rows))
+        for i, x in zip(in_place, results, strict=True):
+            found[i] = x.reshape(found[i].shape)
+    return found
+
+
+def _with_flags(x: jax.Array, flags: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """x as an array of rows, and a flag of each, as the custom call takes them."""
+    assert flags is not None
+    flags = jnp.broadcast_to(flags, x.shape[: flags.ndim]).astype(jnp.uint8)
+    return x.reshape(flags.size, *x.shape[flags.ndim :]), flags.reshape(-1)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.devices.clear_rows import cleared
+from attn_dispatch.devices.clear_rows import cleared, cleared_together
 from attn_dispatch.fa4 import interval_calls
 from attn_dispatch.fa4.call import score_change
 from attn_dispatch.fa4.interval_calls import Change
@@ -44,6 +44,7 @@ def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: st
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
         flags = _by_row(rows.attends)
+        assert flags is not None
         if rows.invalid is not None:
             flags = with_invalid(jnp.where(flags, REAL, PADDING), rows.invalid)
         out = cleared(out, flags)
@@ -60,14 +61,20 @@ def backward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: s
     if lse_grad is not None:
         # The gradient of a padding row's lse may be NaN.
         lse_grad = jnp.where(lse == -jnp.inf, 0, lse_grad)
-    dq, dk, dv, products = interval_calls.backward(
-        _cleared(scaled_query(spec, operands["query"]), real_queries),
-        _cleared(operands["key"], rows.real_keys),
-        _cleared(operands["value"], rows.real_keys),
+    key, out_grad, query, out = cleared_together(
+        (operands["key"], _by_row(rows.real_keys)),
+        (operands["out_grad"], _by_row(real_queries)),
+        (scaled_query(spec, operands["query"]), _by_row(real_queries)),
         # Rows of padding are 0 there, but invalid ones are NaN.
-        _cleared(operands["out"], real_queries if may_be_invalid(spec) else None),
+        (operands["out"], _by_row(real_queries if may_be_invalid(spec) else None)),
+    )
+    dq, dk, dv, products = interval_calls.backward(
+        query,
+        key,
+        _cleared(operands["value"], rows.real_keys),  # as in the forward pass: XLA does it once
+        out,
         lse,
-        _cleared(operands["out_grad"], real_queries),
+        out_grad,
         lse_grad,
         rows.mask,
         given.lists.arrays,
@@ -75,11 +82,12 @@ def backward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: s
         arch,
         _change(spec, operands),
     )
-    gradients = {
-        "query": _cleared(scaled_query(spec, dq), real_queries),
-        "key": _cleared(dk, rows.real_keys),
-        "value": _cleared(dv, rows.real_keys),
-    }
+    dq, dk, dv = cleared_together(
+        (scaled_query(spec, dq), _by_row(real_queries)),
+        (dk, _by_row(rows.real_keys)),
+        (dv, _by_row(rows.real_keys)),
+    )
+    gradients = {"query": dq, "key": dk, "value": dv}
     if "sinks" in spec.wanted.gradients:
         gradients["sinks"] = sinks_grad_of_rows(spec, operands, -products)
     return tuple(gradients[name] for name in spec.wanted.gradients)
@@ -96,9 +104,11 @@ def _change(spec: AttentionSpec, operands: Operands) -> Change:
 
 def _cleared(x: jax.Array, real: jax.Array | None) -> jax.Array:
     """x [B, L, heads, D] with 0 in padding rows; `real` is bool [1|B, 1|heads, L]."""
-    return x if real is None else cleared(x, _by_row(real))
+    return cleared_together((x, _by_row(real)))[0]
 
 
-def _by_row(real: jax.Array) -> jax.Array:
+def _by_row(real: jax.Array | None) -> jax.Array | None:
     """[1|B, L] of [1|B, 1, L], or [1|B, L, heads] of [1|B, heads, L]."""
+    if real is None:
+        return None
     return real[:, 0] if real.shape[1] == 1 else real.swapaxes(1, 2)

@@ -38,15 +38,18 @@ def copies_bytes(spec: AttentionSpec, call: FlashCall) -> int:
 def forward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array]) -> Results:
     sequences = Sequences.of(spec, call, operands)
     real = sequences.real_queries
-    qkv = (
+    qkv = to_kernel(
+        call,
         # A score in padding is masked, even NaN: only value can carry NaN from there.
-        to_kernel(call, scaled_query(spec, operands["query"]), None, call.head_dim),
-        to_kernel(call, operands["key"], None, call.head_dim),
-        to_kernel(call, operands["value"], sequences.real_keys, call.head_dim),
+        (scaled_query(spec, operands["query"]), None),
+        (operands["key"], None),
+        (operands["value"], sequences.real_keys),
+        head_dim=call.head_dim,
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
     flags = None if real is None else flags_of(spec, operands, real)
-    found = {"out": from_kernel(call, out, flags, spec.head_dim_v)}
+    (out,) = from_kernel(call, (out, flags))
+    found = {"out": out[..., : spec.head_dim_v]}
     if spec.wanted.needs_lse:
         lse = lse_from_kernel(call, lse)
         if real is not None:
@@ -65,18 +68,24 @@ def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Ar
     if not each_query_attends(spec):
         # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
-    arrays = (
-        to_kernel(call, out_grad, of_queries, call.head_dim),
-        to_kernel(call, scaled_query(spec, operands["query"]), of_queries, call.head_dim),
-        to_kernel(call, operands["key"], of_keys, call.head_dim),
-        to_kernel(call, operands["value"], of_keys, call.head_dim),
-        to_kernel(call, out, None, call.head_dim),
-        lse_to_kernel(call, lse),
+    query = scaled_query(spec, operands["query"])
+    key, out_grad, query, out = to_kernel(
+        call,
+        (operands["key"], of_keys),
+        (out_grad, of_queries),
+        (query, of_queries),
+        (out, None),
+        head_dim=call.head_dim,
     )
-    dq, dk, dv = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
+    # Apart, as in the forward pass: XLA does it once.
+    (value,) = to_kernel(call, (operands["value"], of_keys), head_dim=call.head_dim)
+    arrays = (out_grad, query, key, value, out, lse_to_kernel(call, lse))
+    found = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
+    flags = (of_queries, of_keys, of_keys)
+    dq, dk, dv = from_kernel(call, *zip(found, flags, strict=True))
     gradients = {
-        "query": scaled_query(spec, from_kernel(call, dq, of_queries, spec.head_dim)),
-        "key": from_kernel(call, dk, of_keys, spec.head_dim),
-        "value": from_kernel(call, dv, of_keys, spec.head_dim_v),
+        "query": scaled_query(spec, dq[..., : spec.head_dim]),
+        "key": dk[..., : spec.head_dim],
+        "value": dv[..., : spec.head_dim_v],
     }
     return tuple(gradients[name] for name in spec.wanted.gradients)
