@@ -50,8 +50,10 @@ def main() -> None:
     target = args.folder / "licenses"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    for file in licences:
-        shutil.copy(file, target)
+    for package, files in licences.items():
+        (target / package).mkdir()
+        for file in files:
+            shutil.copy(file, target / package)
 
 
 if __name__ == "__main__":

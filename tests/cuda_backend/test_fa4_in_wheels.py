@@ -18,6 +18,7 @@ from tests.support import fa4_stand_in
 from tests.support.compiled import needs_compiler
 from tests.support.repository import ROOT, environment
 
+LICENCES = {f"{x}/LICENSE" for x in ("fa4-jax", "ffpa-attn", "quack-kernels")}
 SCRIPT = ROOT / "cuda_backend" / "build_fa4_library.py"
 HEADERS = Path(sys.prefix, "oldest-jaxlib", "jaxlib", "include")
 """The FFI headers with which the CUDA library is built in this environment."""
@@ -58,7 +59,8 @@ def test_the_script_makes_the_library_and_its_licences_with_the_cache_of_build_f
     done = _run(folder, *command)
     assert done.returncode == 0, done.stderr
     assert sorted(x.name for x in tmp_path.iterdir()) == [fa4_folder.LIBRARY, "licenses"]
-    assert [x.name for x in (tmp_path / "licenses").iterdir()] == ["LICENSE"]
+    licences = tmp_path / "licenses"
+    assert {str(x.relative_to(licences)) for x in licences.glob("*/*")} == LICENCES
     sets = {x for x in SETS if x.startswith("sm90_")}
     assert sets == {x for x in stand_in.taken() if "==" not in x and ">=" not in x}
     kept = folder / "CACHE" / "attn-dispatch" / "fa4" / "objects"
@@ -105,8 +107,8 @@ def test_the_option_of_cmake_installs_the_library_and_its_licences(folder, stand
         done = _run(folder, *step)
         assert done.returncode == 0, done.stdout + done.stderr
     installed = {str(x.relative_to(prefix)) for x in prefix.rglob("*") if x.is_file()}
-    licence = "metadata/licenses/fa4-jax/LICENSE"
-    assert installed == {f"attn_dispatch/{fa4_folder.LIBRARY}", licence}
+    licences = {f"metadata/licenses/{x}" for x in LICENCES}
+    assert installed == {f"attn_dispatch/{fa4_folder.LIBRARY}", *licences}
 
 
 @needs_cmake

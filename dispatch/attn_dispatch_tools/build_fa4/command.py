@@ -29,7 +29,8 @@ Compile FlashAttention-4's kernels for Hopper GPUs (H100, H200), or for B200, in
 library, through which attn_dispatch runs calls with any mask. No GPU is needed, and nothing is
 compiled later, for whatever mask.
 
-The kernels' sources and their compiler are installed from {environment.SOURCES} and
+The kernels' sources and their compiler are installed from {environment.SOURCES},
+{" and ".join(environment.WIDE_SOURCES)} (head dims beyond 256), and
 {environment.COMPILER}, into an environment of their own in the cache folder of your user. Their
 licences are in these packages. NVIDIA's for the compiler permits its output on NVIDIA GPUs only.
 
@@ -198,9 +199,11 @@ def chosen(
 def with_mods(sets: Sequence[KernelSet], mods: Sequence[str]) -> list[KernelSet]:
     """The sets, and each with each mod. Mods that do the same are compiled once."""
     variants = {x.digest: x for x in map(_variant, mods)}
-    changeable = [x for x in sets if x.arch in _MOD_ARCHS]
+    changeable = [x for x in sets if x.arch in _MOD_ARCHS and not x.is_wide]
     if mods and not changeable:
-        raise ValueError(f"--mod: kernels take mods on {' and '.join(_MOD_ARCHS)} alone")
+        raise ValueError(
+            f"--mod: kernels take mods on {' and '.join(_MOD_ARCHS)} alone, up to head dim 256"
+        )
     return [*sets, *(replace(x, variant=y) for y in variants.values() for x in changeable)]
 
 

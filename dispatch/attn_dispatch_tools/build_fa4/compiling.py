@@ -17,13 +17,15 @@ from attn_dispatch_tools.build_fa4.hosts import Host, this_machine
 from attn_dispatch_tools.build_fa4.processes import run
 from attn_dispatch_tools.build_fa4.sets import KernelSet
 
-SCRIPT = Path(__file__).with_name("export_kernels.py")
-_BESIDE = (
-    "forward_kernel.py", "mask_forms.py", "score_functions.py", "sm100_kernels.py",
-    "tangent_kernel.py", "tile_order.py",
+_NAMES = (
+    "export_kernels.py", "exporting.py", "forward_kernel.py", "mask_forms.py", "score_functions.py",
+    "sm100_kernels.py", "tangent_kernel.py", "tile_order.py",
 )  # fmt: skip
-SCRIPTS = (SCRIPT, *map(SCRIPT.with_name, _BESIDE))
+_WIDE_NAMES = ("export_wide_kernels.py", "exporting.py", "torch_names.py")
+SCRIPTS = tuple(map(Path(__file__).with_name, _NAMES))
 """The program that compiles, and the files that it imports."""
+WIDE_SCRIPTS = tuple(map(Path(__file__).with_name, _WIDE_NAMES))
+"""The same of sets for head dims beyond 256."""
 _SYMBOLS = "symbols.json"
 _COMPILE_SECONDS = 1800
 
@@ -61,10 +63,16 @@ def kept(cache: Path, kernels: KernelSet, host: Host | None = None) -> Compiled:
     """
     host = host or this_machine()
     facts = json.dumps(_unnamed(kernels).as_json(), sort_keys=True)
-    sources = (x.read_text(encoding="utf-8") for x in SCRIPTS)
-    text = "\n".join((environment.versions(), host.target, facts, *sources))
+    sources = (x.read_text(encoding="utf-8") for x in _scripts(kernels))
+    is_wide = kernels.is_wide
+    versions = environment.versions(has_narrow=not is_wide, has_wide=is_wide)
+    text = "\n".join((versions, host.target, facts, *sources))
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Compiled(kernels, cache / "objects" / f"{kernels.name}-{key}", host)
+
+
+def _scripts(kernels: KernelSet) -> tuple[Path, ...]:
+    return WIDE_SCRIPTS if kernels.is_wide else SCRIPTS
 
 
 def _unnamed(kernels: KernelSet) -> KernelSet:
@@ -104,7 +112,8 @@ def _compile(compiled: Compiled, python: Path) -> None:
     draft.mkdir(parents=True)
     try:
         # -I: the current folder and PYTHONPATH must not replace packages of the environment.
-        command = [python, "-I", SCRIPT, draft, json.dumps(compiled.set.as_json())]
+        script, *_ = _scripts(compiled.set)
+        command = [python, "-I", script, draft, json.dumps(compiled.set.as_json())]
         command.append(compiled.host.target)
         run(command, what=f"compiling {compiled.set.name}", seconds=_COMPILE_SECONDS)
         shutil.rmtree(compiled.folder, ignore_errors=True)

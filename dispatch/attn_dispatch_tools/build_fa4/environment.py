@@ -23,9 +23,14 @@ COMPILER = "nvidia-cutlass-dsl==4.8.1"
 run; with it, of ABI 8, which CUDA 12 refuses. For sm100 it is of ABI 8 either way, as CUDA 12.9
 writes it. Newer versions may generate other host functions."""
 
+WIDE_SOURCES = ("ffpa-attn==0.2.4", "quack-kernels==0.6.4")
+"""The kernels for head dims beyond 256, and what they are written with: ffpa-attn takes this
+version alone. Their PyTorch is not installed, as export_wide_kernels.py replaces what is imported
+of it, and methods of the kernels, which only this version is known to have."""
+
 _INTERFACE = "apache-tvm-ffi>=0.1.6,<0.2"
-"""What the sources import beside the compiler. Their other requirements, JAX among them, are for
-calling the kernels from Python."""
+"""What the sources import beside the compiler. Their other requirements, JAX and PyTorch among
+them, are for calling the kernels from Python."""
 
 _OLDEST = (3, 12)
 _NEWEST = (3, 14)
@@ -36,14 +41,20 @@ _COMPLETE = "complete"
 _INSTALL_SECONDS = 1800
 
 
-def versions() -> str:
-    """The packages that decide what is compiled."""
-    return f"{SOURCES} {COMPILER}"
+def versions(*, has_narrow: bool = True, has_wide: bool = False) -> str:
+    """The packages that decide what is compiled.
+
+    Args:
+      has_narrow: whether it is for head dims up to 256.
+      has_wide: whether it is for wider ones.
+    """
+    sources = (*((SOURCES,) if has_narrow else ()), *(WIDE_SOURCES if has_wide else ()))
+    return " ".join((*sources, COMPILER))
 
 
 def made(cache: Path, python: str | None = None) -> Path:
     """The Python of the environment, which is made and filled if it is missing."""
-    requirements = f"{versions()} {_INTERFACE}"
+    requirements = f"{versions(has_wide=True)} {_INTERFACE}"
     key = hashlib.sha256(requirements.encode()).hexdigest()[:12]
     folder = cache / f"environment-{key}"
     inside = folder / "bin" / "python"
@@ -54,23 +65,28 @@ def made(cache: Path, python: str | None = None) -> Path:
     # -I: a build of a wheel has a PYTHONPATH with packages for another Python.
     run([outside, "-I", "-m", "venv", folder], what=f"{outside} -m venv", seconds=_INSTALL_SECONDS)
     pip = [inside, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for arguments in ([COMPILER, _INTERFACE], ["--no-deps", SOURCES]):
+    bare = "--no-deps"
+    for arguments in ([COMPILER, _INTERFACE], [bare, SOURCES], [bare, *WIDE_SOURCES]):
         run([*pip, *arguments], what=f"pip install {arguments[-1]}", seconds=_INSTALL_SECONDS)
     (folder / _COMPLETE).write_text(requirements)
     return inside
 
 
-def licences(inside: Path) -> list[Path]:
-    """The licence files of the kernels' sources, which accompany compiled kernels.
+def licences(inside: Path) -> dict[str, list[Path]]:
+    """The licence files of each package of the kernels' sources, which accompany compiled kernels.
 
     Args:
       inside: the Python of the environment that has the sources.
     """
-    name = SOURCES.replace("-", "_").replace("==", "-")
+    return {x.partition("==")[0]: _licences_of(x, inside) for x in (SOURCES, *WIDE_SOURCES)}
+
+
+def _licences_of(package: str, inside: Path) -> list[Path]:
+    name = package.replace("-", "_").replace("==", "-")
     pattern = f"lib/python*/site-packages/{name}.dist-info/licenses/*"
     if found := sorted(inside.parents[1].glob(pattern)):
         return found
-    raise BuildError(f"there are no licences of {SOURCES} in {inside.parents[1]}; delete it")
+    raise BuildError(f"there are no licences of {package} in {inside.parents[1]}; delete it")
 
 
 def _suitable_python() -> str:

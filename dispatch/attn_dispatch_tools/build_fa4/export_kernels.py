@@ -10,47 +10,28 @@ each kernel's host function.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import re
 import sys
-import types
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent))  # not there with python -I
+import exporting
 
-def _hide_package_code(name: str) -> None:
-    """Lets submodules of a package be imported without its __init__, which imports JAX."""
-    found = importlib.util.find_spec(name)
-    assert found is not None and found.submodule_search_locations is not None
-    package = types.ModuleType(name)
-    package.__path__ = list(found.submodule_search_locations)
-    sys.modules[name] = package
-
-
-FOLDER, GIVEN, HOST = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-
-_ARCH = {"sm90": "sm_90a", "sm100": "sm_100a"}[GIVEN["arch"]]
-os.environ["CUTE_DSL_ARCH"] = _ARCH  # read as the DSL is imported
-_hide_package_code("fa4_jax")
+FOLDER, GIVEN, HOST = exporting.arguments()
+exporting.hide_package_code("fa4_jax")  # its __init__ imports JAX
 
 import cuda.bindings.driver as cuda  # noqa: E402
 import cutlass  # noqa: E402
 import cutlass.cute as cute  # noqa: E402
+import score_functions  # noqa: E402
+import sm100_kernels  # noqa: E402
+import tangent_kernel  # noqa: E402
+import tile_order  # noqa: E402
 from cutlass import Float32, Int32, const_expr  # noqa: E402
-from cutlass.base_dsl.compiler import HostTarget  # noqa: E402
-from cutlass.cute.runtime import make_fake_stream  # noqa: E402
 from fa4_jax.cute import flash_bwd_sm90, flash_fwd_sm90  # noqa: E402
 from fa4_jax.cute.block_sparsity import BlockSparseTensors  # noqa: E402
 from fa4_jax.cute.flash_bwd_postprocess import FlashAttentionBackwardPostprocess  # noqa: E402
 from fa4_jax.cute.flash_bwd_preprocess import FlashAttentionBackwardPreprocess  # noqa: E402
 from fa4_jax.cute.utils import AuxData  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))  # not there with python -I
-import score_functions  # noqa: E402
-import sm100_kernels  # noqa: E402
-import tangent_kernel  # noqa: E402
-import tile_order  # noqa: E402
 from forward_kernel import Forward  # noqa: E402
 from mask_forms import BITS_FORM, ROWS_FORM, VECTOR, tensor  # noqa: E402
 
@@ -386,20 +367,6 @@ class Sm100Set(Set):
         return self._postprocess(sm100_kernels.SUMS, self._key_sums(), self._key())
 
 
-def main() -> None:
-    kernels = {"sm90": Set, "sm100": Sm100Set}[GIVEN["arch"]](GIVEN)
-    symbols = {}
-    for name in GIVEN["kernels"]:
-        function, arrays = getattr(kernels, name)()
-        options = (cute.GPUArch(_ARCH), HostTarget(HOST))
-        compiled = cute.compile[options](function, *arrays, Float32(1), make_fake_stream())
-        prefix = f"{GIVEN['name']}_{name}"
-        compiled.export_to_c(file_path=str(FOLDER), file_name=name, function_prefix=prefix)
-        header = (FOLDER / f"{name}.h").read_text()
-        (symbols[name],) = set(re.findall(rf"\b_mlir_{prefix}__mlir_ciface_\w+", header))
-        print(name, flush=True)
-    (FOLDER / "symbols.json").write_text(json.dumps(symbols))
-
-
 if __name__ == "__main__":
-    main()
+    kernels = {"sm90": Set, "sm100": Sm100Set}[GIVEN["arch"]](GIVEN)
+    exporting.export(kernels, FOLDER, GIVEN, HOST)

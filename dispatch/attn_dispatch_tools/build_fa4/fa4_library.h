@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything in this file, or the arguments of a kernel, does. */
-#define ATTN_DISPATCH_FA4_INTERFACE 5
+#define ATTN_DISPATCH_FA4_INTERFACE 6
 
 /* The name of the function that the library exports, of type AttnFa4Get. */
 #define ATTN_DISPATCH_FA4_GET "attn_dispatch_fa4_library"
@@ -54,6 +54,7 @@ typedef struct {
   } name
 
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Heads, 3, 2);   /* [batch, rows, heads, (head dim)], 16 bits */
+ATTN_DISPATCH_FA4_ARRAY(AttnFa4Wide, 4, 3);    /* [batch, rows, heads, head dim], 16 bits */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Numbers, 3, 2); /* [batch, heads, numbers], float */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Counts, 3, 2);  /* [batch, heads, lines], int32 */
 ATTN_DISPATCH_FA4_ARRAY(AttnFa4Indices, 4, 3); /* [batch, heads, lines, width], int32 */
@@ -80,6 +81,11 @@ typedef struct {
  *   key_value_grad    key_sums -> dk (scaled) or value_sums -> dv (scale 1)
  *   tangent           q, k, v, their tangents, out, lse -> tangents of out and lse
  *   tangent_causal    the same of a causal call, which has as many queries as keys
+ *   wide_forward      q, k, v -> out, lse
+ *   wide_key_grads    q, k, v, out_grad, lse2, products -> dk, dv
+ *   wide_query_grad   the same -> dq
+ *   wide_..._causal   the same of a call that is causal from the bottom right, with at least as
+ *                     many keys as queries
  *
  * products and lse2 are [batch, heads, T rounded up to backward_tile_m]; query_sums is that with
  * head_dim numbers for each row, and zeroed by preprocess; key_sums and value_sums are [batch,
@@ -92,7 +98,10 @@ typedef struct {
  * A sink is the score of one more key, whose value is 0, of all rows that see a key.
  *
  * The kernels of grouped heads, those with sinks, and tangents are missing (all null) unless the
- * set runs these.
+ * set runs these. A set has either wide kernels or others. Wide ones take heads as AttnFa4Wide, of
+ * any multiple of 8 columns up to head_dim, with the strides of their batch rows and rows, and any
+ * number of query heads for each key head. Of them, lse2 is log2(e) * lse, and infinity past the
+ * last row; products are 0 there.
  *
  * In a variant, the kernels that read a mask change scores before it, and take the arrays that the
  * change reads after all others. */
@@ -123,6 +132,12 @@ typedef struct {
   AttnFa4Kernel key_value_grad;
   AttnFa4Kernel tangent;
   AttnFa4Kernel tangent_causal;
+  AttnFa4Kernel wide_forward;
+  AttnFa4Kernel wide_forward_causal;
+  AttnFa4Kernel wide_key_grads;
+  AttnFa4Kernel wide_key_grads_causal;
+  AttnFa4Kernel wide_query_grad;
+  AttnFa4Kernel wide_query_grad_causal;
 } AttnFa4Set;
 
 typedef struct {

@@ -17,7 +17,8 @@ SOURCE = Path(__file__).with_name("fa4_library.c")
 _KERNELS = (
     "forward", "forward_bits", "forward_sinks", "forward_bits_sinks", "preprocess", "backward",
     "backward_bits", "query_grad", "backward_grouped", "backward_bits_grouped", "key_value_grad",
-    "tangent", "tangent_causal",
+    "tangent", "tangent_causal", "wide_forward", "wide_forward_causal", "wide_key_grads",
+    "wide_key_grads_causal", "wide_query_grad", "wide_query_grad_causal",
 )  # fmt: skip
 """The kernels in the order of AttnFa4Set (fa4_library.h)."""
 
@@ -54,8 +55,9 @@ def link(sets: Sequence[Compiled], target: Path) -> None:
 
 def table(sets: Sequence[Compiled]) -> str:
     """The lines of sets.inc."""
-    lines = [f'#define VERSIONS "{environment.versions()}"', *(_line(x) for x in sets)]
-    return "\n".join(lines) + "\n"
+    kinds = {x.set.is_wide for x in sets}
+    versions = environment.versions(has_narrow=False in kinds, has_wide=True in kinds)
+    return "\n".join([f'#define VERSIONS "{versions}"', *map(_line, sets)]) + "\n"
 
 
 def _line(compiled: Compiled) -> str:

@@ -97,6 +97,11 @@ class KernelSet:
         return f"{self.arch}_d{both}_{self.dtype}{variant}"
 
     @property
+    def is_wide(self) -> bool:
+        """Whether the kernels are those for head dims beyond 256, of another package."""
+        return self.head_dim > _WIDEST_OF_FA4
+
+    @property
     def _two_dims(self) -> str:
         return f"{self.head_dim}_{self.head_dim_v}"
 
@@ -107,6 +112,8 @@ class KernelSet:
         Grouped heads need as many columns of values as of keys: the kernel sums both gradients in
         the shared memory of one. Kernels for sm100 take no sinks. Tangents are of plain calls.
         """
+        if self.is_wide:
+            return _WIDE_KERNELS
         masked = ("forward", "forward_bits", "backward", "backward_bits")
         grouped = ("backward_grouped", "backward_bits_grouped", "key_value_grad")
         sinks = ("forward_sinks", "forward_bits_sinks") if self.arch == "sm90" else ()
@@ -154,6 +161,16 @@ _SM90 = {
     ),
 }
 
+_WIDEST_OF_FA4 = 256
+
+# One tile for each kernel, which ffpa-attn has. Narrower calls than 384 or 512 columns take as long
+# as these.
+_WIDE_SM90 = {(x, x): (Tiles(64, 64), Tiles(64, 64)) for x in (384, 512)}
+_WIDE_KERNELS = (
+    "wide_forward", "wide_forward_causal", "wide_key_grads", "wide_key_grads_causal",
+    "wide_query_grad", "wide_query_grad_causal",
+)  # fmt: skip
+
 _WITH_TANGENT = {"sm90": ((64, 64), (128, 128), (192, 128))}
 """The head dims of sets that have kernels of forward-mode derivatives."""
 
@@ -164,7 +181,7 @@ _SM100 = {(x, x): (Tiles(256, 128), Tiles(128, 128)) for x in (64, 96, 128)}
 
 SETS = {
     x.name: x
-    for arch, tiles_of in zip(ARCHS, (_SM90, _SM100), strict=True)
+    for arch, tiles_of in zip(ARCHS, (_SM90 | _WIDE_SM90, _SM100), strict=True)
     for dims, tiles in tiles_of.items()
     for x in (KernelSet(arch, *dims, dtype, *tiles) for dtype in DTYPES)
 }

@@ -16,7 +16,7 @@ from attn_dispatch_tools.build_fa4 import command, compiling, environment
 from tests.support import fa4_stand_in
 from tests.support.repository import environment as child_environment
 
-INSTALLED = ["apache-tvm-ffi>=0.1.6,<0.2", "fa4-jax==0.1.0"]
+INSTALLED = ["apache-tvm-ffi>=0.1.6,<0.2", "fa4-jax==0.1.0", "quack-kernels==0.6.4"]
 
 
 def _run(*arguments: object) -> None:

@@ -130,7 +130,8 @@ def test_a_wheel_has_all_kernels_and_the_licences_of_their_sources(wheel, tmp_pa
     assert [x for x in names if re.match(r"attn_dispatch/_cuda\..*so", x)]
     licences = sorted(x.partition("/licenses/")[2] for x in names if "/licenses/" in x)
     of_sources = ("LICENSE", "LICENSE.flash-attention", "LICENSE.quack")
-    assert licences == ["LICENSE", *(f"fa4-jax/{x}" for x in of_sources)]
+    of_wide = (f"{x}/LICENSE" for x in ("ffpa-attn", "quack-kernels"))
+    assert licences == ["LICENSE", *(f"fa4-jax/{x}" for x in of_sources), *of_wide]
     library = Path(wheel.extract(inside, tmp_path))
     symbols = _output("strings", "-n", "8", str(library)).split()
     assert {x for x in SETS if x.startswith("sm90_")} <= {*symbols}

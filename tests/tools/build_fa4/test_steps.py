@@ -19,6 +19,8 @@ from attn_dispatch_tools.build_fa4.sets import SETS
 from tests.support import fa4_stand_in
 
 D64, MLA = SETS["sm90_d64_bfloat16"], SETS["sm90_d192_128_float16"]
+WIDE = SETS["sm90_d512_float16"]
+NARROW = [x for x in SETS.values() if not x.is_wide]
 
 
 def _script(path: Path, text: str) -> Path:
@@ -32,14 +34,15 @@ def _script(path: Path, text: str) -> Path:
 
 def test_there_is_a_set_for_each_architecture_pair_of_head_dims_and_dtype():
     dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
-    cells = [*(("sm90", *x) for x in dims), *(("sm100", *x) for x in dims[:3])]
+    wide = [(384, 384), (512, 512)]
+    cells = [*(("sm90", *x) for x in (*dims, *wide)), *(("sm100", *x) for x in dims[:3])]
     expected = [(*x, y) for x in cells for y in ("bfloat16", "float16")]
     assert [(x.arch, x.head_dim, x.head_dim_v, x.dtype) for x in SETS.values()] == expected
     assert [x.name for x in SETS.values()] == list(SETS)
     assert MLA.name == "sm90_d192_128_float16"
 
 
-@pytest.mark.parametrize("kernels", SETS.values(), ids=lambda x: x.name)
+@pytest.mark.parametrize("kernels", NARROW, ids=lambda x: x.name)
 def test_only_equal_head_dims_have_gradients_of_grouped_heads(kernels):
     grouped = {"backward_grouped", "key_value_grad"}
     expected = grouped if kernels.head_dim == kernels.head_dim_v else set()
@@ -47,14 +50,21 @@ def test_only_equal_head_dims_have_gradients_of_grouped_heads(kernels):
     assert {"forward", "preprocess", "backward", "query_grad"} <= {*kernels.kernels}
 
 
+def test_wide_sets_have_kernels_of_their_own():
+    assert [x.head_dim for x in SETS.values() if x.is_wide] == [384, 384, 512, 512]
+    assert all(x.startswith("wide_") for x in WIDE.kernels)
+    assert not any(y.startswith("wide_") for x in NARROW for y in x.kernels)
+    assert {f"{x}_causal" for x in WIDE.kernels[::2]} == {*WIDE.kernels[1::2]}
+
+
 def test_kernels_for_sm90_take_sinks():
-    for kernels in SETS.values():
+    for kernels in NARROW:
         forward = {x for x in kernels.kernels if x.startswith("forward")}
         sinks = {"forward_sinks", "forward_bits_sinks"} if kernels.arch == "sm90" else set()
         assert forward == {"forward", "forward_bits"} | sinks
 
 
-@pytest.mark.parametrize("kernels", SETS.values(), ids=lambda x: x.name)
+@pytest.mark.parametrize("kernels", NARROW, ids=lambda x: x.name)
 def test_an_entry_of_the_backward_lists_is_128_query_rows(kernels):
     backward = kernels.backward
     assert backward.tile_m * backward.subtiles == 128
@@ -67,12 +77,12 @@ def test_an_entry_of_the_backward_lists_is_128_query_rows(kernels):
 def test_the_environment_is_made_once_and_completed_if_it_was_cut_off(tmp_path):
     python, cache = fa4_stand_in.python(tmp_path), tmp_path / "cache"
     inside = environment.made(cache, str(python.path))
-    assert len(python.taken()) == 2
+    assert len(python.taken()) == 3
     assert environment.made(cache, str(python.path)) == inside
     assert python.taken() == []
     (inside.parents[1] / "complete").unlink()
     assert environment.made(cache, str(python.path)) == inside
-    assert len(python.taken()) == 2
+    assert len(python.taken()) == 3
 
 
 def test_other_versions_have_another_environment(tmp_path, monkeypatch):
@@ -82,9 +92,9 @@ def test_other_versions_have_another_environment(tmp_path, monkeypatch):
     assert environment.made(tmp_path, str(python.path)) != before
 
 
-def test_both_packages_have_one_exact_version():
-    """export_kernels.py replaces lines of the one, and fa4_library.c calls what the other wrote."""
-    for package in (environment.SOURCES, environment.COMPILER):
+def test_all_packages_have_one_exact_version():
+    """Exporters replace lines of the sources, and fa4_library.c calls what the compiler wrote."""
+    for package in (environment.SOURCES, *environment.WIDE_SOURCES, environment.COMPILER):
         assert re.fullmatch(r"[a-z0-9-]+==[\d.]+", package), package
 
 
@@ -127,6 +137,15 @@ def test_the_folder_of_a_set_depends_on_whatever_decides_its_objects(tmp_path, m
             folders.append(compiling.kept(tmp_path, D64).folder)
     monkeypatch.setattr(environment, "SOURCES", "fa4-jax==0.1.1")
     folders.append(compiling.kept(tmp_path, D64).folder)
+    wide = [compiling.kept(tmp_path, WIDE).folder]
+    for i, script in enumerate(compiling.WIDE_SCRIPTS):
+        (other := tmp_path / script.name).write_text(script.read_text() + "# changed")
+        scripts = (*compiling.WIDE_SCRIPTS[:i], other, *compiling.WIDE_SCRIPTS[i + 1 :])
+        with monkeypatch.context() as changed:
+            changed.setattr(compiling, "WIDE_SCRIPTS", scripts)
+            wide.append(compiling.kept(tmp_path, WIDE).folder)
+    monkeypatch.setattr(environment, "WIDE_SOURCES", ("ffpa-attn==0.2.5",))
+    folders += [*wide, compiling.kept(tmp_path, WIDE).folder]
     assert len({*folders}) == len(folders)
     monkeypatch.undo()
     assert compiling.kept(tmp_path, D64).folder == folders[0]
@@ -165,14 +184,33 @@ def both(tmp_path_factory) -> list[Compiled]:
     return compiled
 
 
-def test_the_table_has_the_kernels_in_the_order_of_the_header(both):
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Compiled:
+    """Compiled stand-ins of a set for wide heads."""
+    folder = tmp_path_factory.mktemp(WIDE.name)
+    fa4_stand_in.compile_set(folder, WIDE.as_json())
+    return Compiled(WIDE, folder)
+
+
+def test_a_library_names_the_packages_of_its_sets(both, wide):
+    tables = (linking.table(x) for x in (both, [wide]))
+    versions = [re.findall(r'VERSIONS "(.*)"', x)[0] for x in tables]
+    assert versions == [
+        "fa4-jax==0.1.0 nvidia-cutlass-dsl==4.8.1",
+        "ffpa-attn==0.2.4 quack-kernels==0.6.4 nvidia-cutlass-dsl==4.8.1",
+    ]
+
+
+def test_the_table_has_the_kernels_in_the_order_of_the_header(both, wide):
     header = (linking.SOURCE.with_suffix(".h")).read_text()
     fields = re.findall(r"^  AttnFa4Kernel (\w+);$", header, re.M)
     assert (*fields,) == linking._KERNELS
-    versions, d64, mla = linking.table(both).splitlines()
-    assert versions == f'#define VERSIONS "{environment.versions()}"'
+    versions, d64, mla, d512 = linking.table([*both, wide]).splitlines()
+    assert versions == f'#define VERSIONS "{environment.versions(has_wide=True)}"'
     assert d64.startswith('SET("sm90_d64_bfloat16", "sm90", "bfloat16", 64, 64, TILES(192, 128, ')
-    assert re.findall(r"KERNEL\(sm90_d64_bfloat16_(\w+), ", d64) == fields
+    of_wide = [x for x in fields if x.startswith("wide_")]
+    assert re.findall(r"KERNEL\(sm90_d64_bfloat16_(\w+), ", d64) == fields[: -len(of_wide)]
+    assert re.findall(r" KERNEL\(sm90_d512_float16_(\w+), ", d512) == of_wide
     grouped = ("backward_grouped", "backward_bits_grouped", "key_value_grad")
     assert f" {' '.join(f'NO_KERNEL({x})' for x in grouped)} KERNEL(" in mla
 
