@@ -22,6 +22,7 @@ from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
 from attn_dispatch.fa4 import tangent_calls as fa4_tangents
+from attn_dispatch.fa4 import wide_calls as fa4_wide
 from attn_dispatch.flash import rules as flash_rules
 from attn_dispatch.programs.kernel import Pairs, ScoreRules, kernel_program
 from attn_dispatch.programs.tracing import trace
@@ -74,6 +75,7 @@ TABLES: dict[str, tuple[Any, ...]] = {
     "flash": (DTYPE, MAX_SEGMENTS, *flash_rules._RULES, *flash_rules._WRONG_CORNER),
     "fa4": (*fa4_rules.RULES, fa4_rules._COMPILED),
     "fa4, tangents": (fa4_tangents._WINDOW, fa4_tangents._SQUARE, fa4_tangents._COMPILED),
+    "fa4, wide": (fa4_wide._WINDOW, fa4_wide._CORNER, fa4_wide._COMPILED),
     "aiter": aiter_call_rules.CALL_RULES,
     "aiter, asm": aiter_rules.ASM_RULES,
     "aiter, ck": aiter_rules.CK_RULES,

@@ -5,6 +5,7 @@
 #include "extents.h"
 #include "layout.h"
 #include "tangent.h"
+#include "wide.h"
 #include "wrong_value.h"
 
 namespace attn_dispatch {
@@ -188,7 +189,7 @@ Result<CompiledSet*> find_set(const Fa4Spec& spec, Pass pass) {
     return Status{Code::kLibrary, library->path + " has no kernels " + to_text(spec.set) +
                                       "; build them with `attn-dispatch build-fa4`"};
   }
-  if (pass == Pass::kTangent) return set;
+  if (pass != Pass::kForward && pass != Pass::kBackward) return set;
   const AttnFa4Set& facts = set->facts;
   const bool is_backward = pass == Pass::kBackward;
   const int64_t tile_m = is_backward ? entry_rows(facts) : facts.forward_tile_m;
@@ -207,8 +208,14 @@ Result<CompiledSet*> find_set(const Fa4Spec& spec, Pass pass) {
 
 Status load_pass(CompiledSet& set, CallKind kind, Pass pass, int32_t ordinal) {
   if (pass == Pass::kTangent) return load_tangent(set, kind, ordinal);
+  if (pass == Pass::kWideForward || pass == Pass::kWideBackward) {
+    return load_wide(set, kind, pass, ordinal);
+  }
   const bool is_backward = pass == Pass::kBackward;
   MaskedKernels& masked = set.masked(kind.mask);
+  if (!masked.forward.exists()) {
+    return {Code::kUnsupported, std::string("the kernels ") + set.facts.name + " take no mask"};
+  }
   if (!is_backward && !kind.has_sinks) return masked.forward.load(ordinal);
   if (!is_backward) {
     if (set.takes_sinks()) return masked.forward_sinks.load(ordinal);

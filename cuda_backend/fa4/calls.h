@@ -10,18 +10,20 @@
 
 namespace attn_dispatch {
 
-// A tangent is a call's forward-mode derivative (tangent.h).
-enum class Pass { kForward, kBackward, kTangent };
+// A tangent is a call's forward-mode derivative (tangent.h). Wide passes are those of head dims
+// beyond 256 (wide.h).
+enum class Pass { kForward, kBackward, kTangent, kWideForward, kWideBackward };
 
 // What kind of call a pass runs.
 struct CallKind {
   MaskForm mask = MaskForm::kRows;
   bool has_sinks = false;  // of a forward pass
-  bool is_causal = false;  // of a tangent, whose kernels read no mask
+  bool is_causal = false;  // of a pass whose kernels read no mask: a tangent, or a wide one
+  int64_t keys = 0;        // of a wide pass: how many keys queries see, the first ones
 };
 
 // What a custom call says about itself. The tile sizes are those for which its lists were made; a
-// tile of query rows is what one entry of a list stands for. A tangent has neither.
+// tile of query rows is what one entry of a list stands for. Passes without a mask have neither.
 struct Fa4Spec {
   std::string set;
   CallKind kind;

@@ -73,6 +73,11 @@ struct MaskedKernels {
   CompiledKernel forward, forward_sinks, backward, backward_grouped;
 };
 
+// The kernels of calls with wide heads, causal or not, which read no mask.
+struct WideKernels {
+  CompiledKernel forward, key_grads, query_grad;
+};
+
 // A set of kernels, and what it is for.
 struct CompiledSet {
   explicit CompiledSet(const AttnFa4Set& set)
@@ -85,17 +90,26 @@ struct CompiledSet {
         query_grad(set.query_grad),
         key_value_grad(set.key_value_grad),
         tangent(set.tangent),
-        tangent_causal(set.tangent_causal) {}
+        tangent_causal(set.tangent_causal),
+        wide_full{CompiledKernel(set.wide_forward), CompiledKernel(set.wide_key_grads),
+                  CompiledKernel(set.wide_query_grad)},
+        wide_causal{CompiledKernel(set.wide_forward_causal),
+                    CompiledKernel(set.wide_key_grads_causal),
+                    CompiledKernel(set.wide_query_grad_causal)} {}
 
   MaskedKernels& masked(MaskForm form) { return form == MaskForm::kBits ? by_bits : by_rows; }
   const MaskedKernels& masked(MaskForm form) const {
     return form == MaskForm::kBits ? by_bits : by_rows;
   }
 
+  WideKernels& wide(bool is_causal) { return is_causal ? wide_causal : wide_full; }
+  const WideKernels& wide(bool is_causal) const { return is_causal ? wide_causal : wide_full; }
+
   const AttnFa4Set& facts;
   MaskedKernels by_rows, by_bits;
   CompiledKernel preprocess, query_grad, key_value_grad;
   CompiledKernel tangent, tangent_causal;
+  WideKernels wide_full, wide_causal;
 
   bool takes_sinks() const { return by_rows.forward_sinks.exists(); }
 };

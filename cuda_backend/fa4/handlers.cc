@@ -1,7 +1,8 @@
-// The handlers of three custom calls, forward, backward and tangent, each in three stages.
-// Instantiate decodes the attributes and finds the kernels. Initialize loads them on the device,
-// before any command buffer is captured. Execute checks all arrays and queues the kernels. All
-// memory is XLA's: operands, results, and scratch as further results.
+// The handlers of five custom calls, forward, backward and tangent, and forward and backward of
+// wide heads, each in three stages. Instantiate decodes the attributes and finds the kernels.
+// Initialize loads them on the device, before any command buffer is captured. Execute checks all
+// arrays and queues the kernels. All memory is XLA's: operands, results, and scratch as further
+// results.
 #include "handlers.h"
 
 #include <cmath>
@@ -16,6 +17,7 @@
 #include "status.h"
 #include "stream.h"
 #include "tangent.h"
+#include "wide.h"
 #include "wrong_value.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -46,12 +48,13 @@ Result<Fa4Spec> decode(const ffi::Dictionary& attributes, Pass pass) {
   AttributeReader reader(attributes);
   std::string mask = "rows";
   reader.read<std::string_view>("set", &spec.set);
-  if (pass == Pass::kTangent) {
-    reader.read<bool>("causal", &spec.kind.is_causal);
-  } else {
+  if (pass == Pass::kForward || pass == Pass::kBackward) {
     reader.read<std::string_view>("mask", &mask);
     reader.read<int64_t>("tile_m", &spec.tile_m);
     reader.read<int64_t>("tile_n", &spec.tile_n);
+  } else {
+    reader.read<bool>("causal", &spec.kind.is_causal);
+    if (pass != Pass::kTangent) reader.read<int64_t>("keys", &spec.kind.keys);
   }
   if (pass == Pass::kForward) reader.read<bool>("sinks", &spec.kind.has_sinks);
   reader.read<float>("scale", &spec.scale);
@@ -119,9 +122,11 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, Fa4Call* call, ffi::Rem
   if (Status status = load_pass(*call->set, call->kind, pass, ordinal); !status.ok()) {
     return to_ffi(status);
   }
-  constexpr auto kRun = pass == Pass::kForward    ? run_forward
-                        : pass == Pass::kBackward ? run_backward
-                                                  : run_tangent;
+  constexpr auto kRun = pass == Pass::kForward       ? run_forward
+                        : pass == Pass::kBackward    ? run_backward
+                        : pass == Pass::kTangent     ? run_tangent
+                        : pass == Pass::kWideForward ? run_wide_forward
+                                                     : run_wide_backward;
   return to_ffi(
       kRun(*call->set, call->kind, call->scale, operands, results, call->poisons, stream));
 }
@@ -159,6 +164,14 @@ XLA_FFI_DEFINE_HANDLER(kFindTangent, Instantiate<Pass::kTangent>, instantiation(
 XLA_FFI_DEFINE_HANDLER(kLoadTangent, Initialize<Pass::kTangent>, initialization());
 XLA_FFI_DEFINE_HANDLER(kTangent, Execute<Pass::kTangent>, execution(),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kFindWideForward, Instantiate<Pass::kWideForward>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kLoadWideForward, Initialize<Pass::kWideForward>, initialization());
+XLA_FFI_DEFINE_HANDLER(kWideForward, Execute<Pass::kWideForward>, execution(),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kFindWideBackward, Instantiate<Pass::kWideBackward>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kLoadWideBackward, Initialize<Pass::kWideBackward>, initialization());
+XLA_FFI_DEFINE_HANDLER(kWideBackward, Execute<Pass::kWideBackward>, execution(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
@@ -178,6 +191,18 @@ std::map<std::string, void*> fa4_tangent_handlers() {
   return {{"instantiate", reinterpret_cast<void*>(kFindTangent)},
           {"initialize", reinterpret_cast<void*>(kLoadTangent)},
           {"execute", reinterpret_cast<void*>(kTangent)}};
+}
+
+std::map<std::string, void*> fa4_wide_forward_handlers() {
+  return {{"instantiate", reinterpret_cast<void*>(kFindWideForward)},
+          {"initialize", reinterpret_cast<void*>(kLoadWideForward)},
+          {"execute", reinterpret_cast<void*>(kWideForward)}};
+}
+
+std::map<std::string, void*> fa4_wide_backward_handlers() {
+  return {{"instantiate", reinterpret_cast<void*>(kFindWideBackward)},
+          {"initialize", reinterpret_cast<void*>(kLoadWideBackward)},
+          {"execute", reinterpret_cast<void*>(kWideBackward)}};
 }
 
 std::map<std::string, void*> fa4_state_type() {

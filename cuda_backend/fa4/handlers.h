@@ -15,6 +15,12 @@ std::map<std::string, void*> fa4_backward_handlers();
 // The same of attn_dispatch_fa4_tangent.
 std::map<std::string, void*> fa4_tangent_handlers();
 
+// The same of attn_dispatch_fa4_wide_forward.
+std::map<std::string, void*> fa4_wide_forward_handlers();
+
+// The same of attn_dispatch_fa4_wide_backward.
+std::map<std::string, void*> fa4_wide_backward_handlers();
+
 // "type_id" and "type_info" of the state that instantiate makes.
 std::map<std::string, void*> fa4_state_type();
 

@@ -20,7 +20,7 @@ py::dict facts_of(const CompiledLibrary& library) {
                                x.forward_tile_n, x.backward_tile_m, x.backward_tile_n,
                                x.backward_subtiles, set->by_rows.backward_grouped.exists(),
                                set->takes_sinks(), x.variant, x.variant_name, x.variant_arrays,
-                               set->tangent.exists()));
+                               set->tangent.exists(), set->wide_full.forward.exists()));
   }
   py::dict facts;
   facts["path"] = to_python(library.path);
@@ -52,7 +52,9 @@ void add_fa4_functions(py::module_& m) {
         return std::map<std::string, std::map<std::string, py::capsule>>{
             {"forward", capsules(fa4_forward_handlers())},
             {"backward", capsules(fa4_backward_handlers())},
-            {"tangent", capsules(fa4_tangent_handlers())}};
+            {"tangent", capsules(fa4_tangent_handlers())},
+            {"wide_forward", capsules(fa4_wide_forward_handlers())},
+            {"wide_backward", capsules(fa4_wide_backward_handlers())}};
       },
       "Pass -> stage name -> capsule, for jax.ffi.register_ffi_target.");
   m.def(

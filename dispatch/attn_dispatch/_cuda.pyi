@@ -16,7 +16,9 @@ class Fa4Facts(TypedDict):
     path: str
     versions: str
     sets: list[
-        tuple[str, str, str, int, int, int, int, int, int, int, bool, bool, str, str, str, bool]
+        tuple[
+            str, str, str, int, int, int, int, int, int, int, bool, bool, str, str, str, bool, bool
+        ]
     ]
 
 def has_driver() -> bool: ...

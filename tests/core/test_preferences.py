@@ -63,6 +63,9 @@ def _names(spec: AttentionSpec, *known: Fake, device: Device = CUDA) -> list[str
         (192, 128, 1024, ["cudnn", "flash", "fa4"], ["cudnn", "flash", "fa4"]),
         (192, 136, 8192, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
         (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
+        (512, 512, 8192, ["fa4", "cudnn", "flash"], ["fa4", "cudnn", "flash"]),
+        (320, 320, 2048, ["fa4", "cudnn", "flash"], ["fa4", "cudnn", "flash"]),
+        (320, 320, 512, ["cudnn", "flash", "fa4"], ["flash", "cudnn", "fa4"]),
     ],
 )
 def test_implementations_are_ordered_by_measured_speed(h, v, t, forward, back):

@@ -38,7 +38,7 @@ def _set(name: str) -> KernelSet:
         backward.tile_m, backward.tile_n, backward.subtiles, "key_value_grad" in x.kernels,
         "forward_sinks" in x.kernels,
         *(("",) * 3 if x.variant is None else (x.variant.digest, x.variant.name, x.variant.types)),
-        "tangent" in x.kernels,
+        "tangent" in x.kernels, x.is_wide,
     )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ ALL = BOTH.on("sm90")
 
 
 def test_the_library_says_what_build_fa4_put_in(fa4):
-    assert fa4.library.versions == environment.versions()
+    assert fa4.library.versions == environment.versions(has_wide=True)
     assert fa4.library.sets == tuple(_set(x.name) for x in fa4.library.sets)
 
 
@@ -188,7 +188,7 @@ def test_a_library_of_something_else_is_refused(tmp_path):
 def test_a_library_of_another_interface_is_refused_before_anything_else_is_read(tmp_path):
     source = "static const int it = 77; const int* attn_dispatch_fa4_library(void) { return &it; }"
     path = _library(tmp_path / "newer.so", source)
-    assert _reason(path) == f"{path} has another interface: expected 5, got 77{_AGAIN}"
+    assert _reason(path) == f"{path} has another interface: expected 6, got 77{_AGAIN}"
 
 
 @pytest.mark.parametrize("kind", ["text", "cut off", "symbol"])

@@ -304,7 +304,7 @@ def test_changes_of_scores_that_are_not_compiled_name_the_command(
 
 def test_the_widest_sets_are_those_of_build_fa4():
     for arch, widest in rules._WIDEST.items():
-        assert widest == max(x.head_dim for x in SETS.values() if x.arch == arch)
+        assert widest == max(x.head_dim for x in SETS.values() if x.arch == arch and not x.is_wide)
         assert {x.dtype for x in SETS.values() if x.arch == arch} == {"bfloat16", "float16"}
 
 
@@ -312,8 +312,8 @@ def test_the_widest_sets_are_those_of_build_fa4():
     ("h", "options", "expected"),
     [
         (128, {}, {"fa4/head_dim": "run `attn-dispatch build-fa4 --add --arch sm90`"}),
-        (264, {}, {"fa4/head_dim": ""}),
-        (264, {"logits_soft_cap": 30.0}, {"fa4/head_dim": ""}),
+        (264, {}, {"fa4/wide_head_dim": "run `attn-dispatch build-fa4 --add --arch sm90`"}),
+        (520, {}, {"fa4/wide_head_dim": ""}),
         *(
             (h, {"logits_soft_cap": 30.0}, {"fa4/mod_not_compiled": (
                 "run `attn-dispatch build-fa4 --add --mod 'attn_dispatch.mods:soft_cap(30)'`, "

@@ -120,6 +120,29 @@ def tangent(kernels: KernelSet, shape: tuple[int, int, int, int, int]) -> Pass:
     return Pass(kernels, given | moved | forward.results, results, is_backward=False)
 
 
+def wide(
+    kernels: KernelSet,
+    shape: tuple[int, int, int, int, int],
+    *,
+    is_backward: bool,
+    columns: int | None = None,
+    unseen: int = 0,
+) -> Pass:
+    """A pass of wide heads of shape (B, T, S, N, K), in which `unseen` queries see nothing."""
+    batch, rows, keys, heads, kv_heads = shape
+    columns = columns or kernels.head_dim
+    query = Array(kernels.dtype, (batch, rows, heads, columns))
+    key = Array(kernels.dtype, (batch, keys, kv_heads, columns))
+    numbers = Array("float32", (batch, heads, rows - unseen))
+    operands = {"query": query, "key": key, "value": key}
+    if not is_backward:
+        return Pass(kernels, operands, {"out": query, "lse": numbers}, is_backward)
+    tile = kernels.backward_tile_m
+    padded = numbers.with_extent(2, -(-numbers.shape[2] // tile) * tile)
+    operands |= {"out_grad": query, "lse2": padded, "products": padded}
+    return Pass(kernels, operands, {"dq": query, "dk": key, "dv": key}, is_backward)
+
+
 def scratch(kernels: KernelSet, shape: tuple[int, int, int, int, int]) -> dict[str, Array]:
     """The scratch arrays of a backward pass."""
     batch, rows, keys, heads, kv_heads = shape

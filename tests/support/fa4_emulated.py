@@ -89,7 +89,7 @@ def _stand_in() -> Path:
     target.mkdir(parents=True, exist_ok=True)
     with (target / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sources = [fa4_stand_in.SOURCE, *fa4_stand_in.BUILD_FA4.glob("*")]
+        sources = [*HERE.glob("*"), *fa4_stand_in.BUILD_FA4.glob("*")]
         sources += [Path(fa4_stand_in.__file__)]
         newest = max(x.stat().st_mtime for x in sources if x.is_file())
         built = target / folder.LIBRARY

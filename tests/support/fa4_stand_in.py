@@ -29,10 +29,10 @@ BUILD_FA4 = Path(linking.__file__).parent
 WITHOUT_SINKS = "sm100_d64_float16"
 NAMES = (
     "sm90_d64_bfloat16", "sm90_d64_float16", "sm90_d96_float16", "sm90_d192_128_bfloat16",
-    WITHOUT_SINKS,
+    WITHOUT_SINKS, "sm90_d384_bfloat16", "sm90_d512_bfloat16", "sm90_d512_float16",
 )  # fmt: skip
-"""Sets that differ in what matters to the handlers: dtype, subtiles, and whether gradients of
-grouped heads, and sinks, are there."""
+"""Sets that differ in what matters to the handlers: dtype, subtiles, whether gradients of grouped
+heads, and sinks, are there, and whether heads are wide."""
 
 MODS = (
     "attn_dispatch.mods:soft_cap(3.0)",
@@ -147,11 +147,12 @@ if failing.exists() and failing.read_text() in what:
 if not is_pip:
     os.environ["PYTHONPATH"] = {path!r}
     os.execv({python!r}, [{python!r}, "-m", "tests.support.fa4_stand_in", *given[1:]])
-if what.startswith("fa4-jax=="):
+for package in given[given.index("--no-deps") + 1 :] if "--no-deps" in given else ():
     packages = pathlib.Path(sys.argv[0]).parents[1] / "lib" / "python3.12" / "site-packages"
-    licences = packages / (what.replace("-", "_").replace("==", "-") + ".dist-info") / "licenses"
+    name = package.replace("-", "_").replace("==", "-") + ".dist-info"
+    licences = packages / name / "licenses"
     licences.mkdir(parents=True)
-    (licences / "LICENSE").write_text("a licence")
+    (licences / "LICENSE").write_text("a licence of " + package)
 """
 
 

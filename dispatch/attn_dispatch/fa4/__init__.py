@@ -6,7 +6,7 @@ and lists of the tiles that some query sees. No other tile is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 
@@ -14,9 +14,15 @@ from attn_dispatch.call.options import FORWARD_MODE
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
-from attn_dispatch.fa4 import compiled, interval_calls, passes, rules, tangent_calls
+from attn_dispatch.fa4 import compiled, interval_calls, passes, rules, tangent_calls, wide_calls
 from attn_dispatch.fa4.call import kernels_for, tiles_of
-from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET, KernelSet, register
+from attn_dispatch.fa4.compiled import (
+    BACKWARD_TARGET,
+    FORWARD_TARGET,
+    CompiledLibrary,
+    KernelSet,
+    register,
+)
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics.interval_plan import lists_bytes
 from attn_dispatch.semantics.intervals import is_certain
@@ -44,14 +50,23 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     library, reasons = compiled.find(), _device_reasons(device)
     if not reasons:
         library, reasons = library.on(device.arch), _proof_reasons(spec, device)
-    of = tangent_calls if spec.wanted.derivative == FORWARD_MODE else rules
-    return (*reasons, *of.not_supported_reasons(spec, library))
+    return (*reasons, *_rules_of(spec)(spec, library))
+
+
+def _rules_of(
+    spec: AttentionSpec,
+) -> Callable[[AttentionSpec, CompiledLibrary], tuple[Reason, ...]]:
+    if spec.wanted.derivative == FORWARD_MODE:
+        return tangent_calls.not_supported_reasons
+    return (wide_calls if wide_calls.is_wide(spec) else rules).not_supported_reasons
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The kernel and its scratch memory in bytes."""
     if spec.wanted.derivative == FORWARD_MODE:
         return _tangent_plan(spec, device)
+    if wide_calls.is_wide(spec):
+        return _wide_plan(spec, device)
     kernels = _kernels(spec, device)
     head_dim = f"head dim {kernels.head_dim}"
     if kernels.head_dim_v != kernels.head_dim:
@@ -73,6 +88,13 @@ def _tangent_plan(spec: AttentionSpec, device: Device) -> Plan:
     engine = f"FlashAttention-4 ({compiled.find().versions}), kernel of the derivative"
     # Tangents have copies as well.
     return Plan(engine, 0, 2 * padded_bytes(spec, kernels.head_dim, kernels.head_dim_v))
+
+
+def _wide_plan(spec: AttentionSpec, device: Device) -> Plan:
+    kernels, columns = _wide_kernels(spec, device), wide_calls.columns(spec)
+    engine = f"FlashAttention-4 ({compiled.find().versions}), head dims up to {kernels.head_dim}"
+    scratch = wide_calls.scratch_bytes(spec, kernels) if spec.is_backward else 0
+    return Plan(engine, 0, scratch + padded_bytes(spec, columns, columns))
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -98,8 +120,11 @@ def library_lines() -> list[str]:
 
 
 def mask_tiles(spec: AttentionSpec, device: Device) -> TileSizes | None:
-    """The tiles in which the kernels take the call's mask; None if they do not run the call."""
-    return None if not_supported_reasons(spec, device) else _tile(spec, device)
+    """The tiles in which the kernels take the call's mask; None if they take none, or do not run
+    the call."""
+    if wide_calls.is_wide(spec) or not_supported_reasons(spec, device):
+        return None
+    return _tile(spec, device)
 
 
 def forward(
@@ -109,6 +134,8 @@ def forward(
     mask: MaskArrays | None = None,
 ) -> tuple[jax.Array, ...]:
     _register(device)
+    if wide_calls.is_wide(spec):
+        return wide_calls.forward(spec, _wide_kernels(spec, device), operands)
     return passes.forward(spec, operands, _mask(spec, device, operands, mask), device.arch)
 
 
@@ -119,6 +146,8 @@ def backward(
     mask: MaskArrays | None = None,
 ) -> tuple[jax.Array, ...]:
     _register(device)
+    if wide_calls.is_wide(spec):
+        return wide_calls.backward(spec, _wide_kernels(spec, device), operands)
     return passes.backward(spec, operands, _mask(spec, device, operands, mask), device.arch)
 
 
@@ -154,6 +183,12 @@ def _kernels(spec: AttentionSpec, device: Device) -> KernelSet:
 
 def _tangent_kernels(spec: AttentionSpec, device: Device) -> KernelSet:
     found = tangent_calls.kernels_for(spec, compiled.find().on(device.arch))
+    assert found is not None  # or it would be a reason
+    return found
+
+
+def _wide_kernels(spec: AttentionSpec, device: Device) -> KernelSet:
+    found = wide_calls.kernels_for(spec, compiled.find().on(device.arch))
     assert found is not None  # or it would be a reason
     return found
 

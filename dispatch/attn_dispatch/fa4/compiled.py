@@ -17,6 +17,8 @@ from attn_dispatch.fa4 import folder
 FORWARD_TARGET = "attn_dispatch_fa4_forward"
 BACKWARD_TARGET = "attn_dispatch_fa4_backward"
 TANGENT_TARGET = "attn_dispatch_fa4_tangent"
+WIDE_FORWARD_TARGET = "attn_dispatch_fa4_wide_forward"
+WIDE_BACKWARD_TARGET = "attn_dispatch_fa4_wide_backward"
 _STATE = "attn_dispatch_fa4_call"
 _REMEDY = "run `attn-dispatch build-fa4`"
 _AGAIN = "build it again with `attn-dispatch build-fa4`"
@@ -46,6 +48,8 @@ class KernelSet:
     """A letter for each array that it reads: f for float32, i for int32."""
     has_tangents: bool = False
     """Whether the kernels of a forward-mode derivative are there."""
+    is_wide: bool = False
+    """Whether the kernels are those for head dims beyond 256, which read no mask."""
 
     @property
     def forward_tiles(self) -> tuple[int, int]:
@@ -88,6 +92,7 @@ class CompiledLibrary:
         variant: str = "",
         has_grouped_gradients: bool = False,
         has_tangents: bool = False,
+        is_wide: bool = False,
     ) -> KernelSet | None:
         """The narrowest set that a call's columns fit into; None if there is none.
 
@@ -101,11 +106,13 @@ class CompiledLibrary:
           has_grouped_gradients: whether it is the backward pass of a call with fewer key heads
             than query heads, which not every set can run.
           has_tangents: whether it is a forward-mode derivative, which not every set can run.
+          is_wide: whether the set is one of those for head dims beyond 256; no other call takes
+            them.
         """
         fit = [
             x
             for x in self.sets
-            if (x.dtype, x.variant) == (dtype, variant)
+            if (x.dtype, x.variant, x.is_wide) == (dtype, variant, is_wide)
             and head_dim <= x.head_dim
             and head_dim_v <= x.head_dim_v
             and (x.differentiates_grouped_heads or not has_grouped_gradients)
@@ -189,6 +196,8 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
         (FORWARD_TARGET, handlers["forward"]),
         (BACKWARD_TARGET, handlers["backward"]),
         (TANGENT_TARGET, handlers["tangent"]),
+        (WIDE_FORWARD_TARGET, handlers["wide_forward"]),
+        (WIDE_BACKWARD_TARGET, handlers["wide_backward"]),
     ):
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 

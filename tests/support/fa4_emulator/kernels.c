@@ -24,6 +24,12 @@
 #define forward_sinks 11
 #define tangent 12
 #define tangent_causal 13
+#define wide_forward 14
+#define wide_forward_causal 15
+#define wide_key_grads 16
+#define wide_key_grads_causal 17
+#define wide_query_grad 18
+#define wide_query_grad_causal 19
 
 #define READS_BITS (KERNEL >= forward_bits && KERNEL <= forward_bits_sinks)
 #define HAS_SINKS (KERNEL == forward_bits_sinks || KERNEL == forward_sinks)
@@ -313,6 +319,9 @@ static void compute(void** arrays, float scale) {
         numbers(lse_tangent, b, n)[t] = mean;
       }
 }
+
+#elif KERNEL >= wide_forward
+#include "wide_kernels.h"
 
 #else /* query_grad, key_value_grad */
 enum { ARRAYS = 2 };

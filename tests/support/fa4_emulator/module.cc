@@ -11,6 +11,7 @@
 #include "fa4/calls.h"
 #include "fa4/module_functions.h"
 #include "fa4/tangent.h"
+#include "fa4/wide.h"
 #include "python_module.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -77,6 +78,24 @@ std::pair<std::string, std::string> tangent(const std::string& name, bool is_cau
   return {code_name(status.code), status.message};
 }
 
+// The same of a pass of wide heads.
+std::pair<std::string, std::string> wide(const std::string& name, bool is_causal, int64_t keys,
+                                         bool is_backward, const std::vector<Described>& operands,
+                                         const std::vector<Described>& results) {
+  CompiledSet* set = compiled_library()->find(name);
+  CallKind kind;
+  kind.is_causal = is_causal;
+  kind.keys = keys;
+  const Pass pass = is_backward ? Pass::kWideBackward : Pass::kWideForward;
+  Status status = load_pass(*set, kind, pass, 0);
+  const auto run = is_backward ? run_wide_backward : run_wide_forward;
+  if (status.ok()) {
+    status =
+        run(*set, kind, 1, arrays_of(operands), arrays_of(results), /*poisons=*/false, nullptr);
+  }
+  return {code_name(status.code), status.message};
+}
+
 // The traits that an execute handler declares (XLA_FFI_Handler_TraitsBits).
 uint32_t traits_of(const py::capsule& handler) {
   XLA_FFI_Metadata metadata{};
@@ -99,6 +118,7 @@ PYBIND11_MODULE(_fa4_emulated, m) {
   attn_dispatch::add_fa4_functions(m);
   m.def("run", &attn_dispatch::run);
   m.def("tangent", &attn_dispatch::tangent);
+  m.def("wide", &attn_dispatch::wide);
   m.def("traits", &attn_dispatch::traits_of);
   m.attr("COMMAND_BUFFERS") = uint32_t{XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE};
 }

@@ -1,0 +1,240 @@
+"""Checks the compiled kernels for head dims beyond 256, and measures them.
+
+usage: python tests/gpu/fa4_wide.py [--out FOLDER]
+
+The library is that of ATTN_DISPATCH_FA4_LIBRARY, or else where build-fa4 puts it. Results are
+filled with NaN before every call. Head dims from 272 to 512 run forward and backward, with a
+gradient of lse, in both dtypes: shared heads; full calls, and causal ones from both corners, with
+fewer, as many and more queries than keys. Their references are formulas in float64. Backward passes
+run three times, and must give the same bits. Then three calls are measured beside XLA and cuDNN.
+The exit status is 1 if an error exceeds what is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("ATTN_DISPATCH_POISON", "1")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from attn_dispatch import dot_product_attention, fallback
+from attn_dispatch.fa4 import compiled
+from tests.gpu import kernel_report
+
+_HEAD_DIMS = (272, 300, 320, 384, 448, 512)
+_HEADS = ((4, 4), (8, 4), (8, 1))
+_LENGTHS = ((200, 330), (260, 260), (330, 200))
+_MODES = ("full", "bottom_right", "top_left")
+_ALLOWED = {"bfloat16": 1.5e-2, "float16": 2.5e-3}
+"""The largest error by dtype, as a share of the largest number of a reference."""
+_ALLOWED_LSE = 1e-4
+_NAMES = ("out", "lse", "dq", "dk", "dv")
+_TIMED = (
+    (512, 8, 4, 8192, True),
+    (512, 8, 4, 8192, False),
+    (320, 16, 16, 4096, False),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of two batch rows."""
+
+    head_dim: int
+    heads: tuple[int, int]
+    lengths: tuple[int, int]
+    mode: str
+    dtype: str
+
+    def __str__(self) -> str:
+        (n, k), (t, s) = self.heads, self.lengths
+        return f"d{self.head_dim} {n}/{k} {t}x{s} {self.mode} {self.dtype}"
+
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """query, key, value, and the gradients of out and lse."""
+        (n, k), (t, s), h = self.heads, self.lengths, self.head_dim
+        keys = jax.random.split(jax.random.key(0), 5)
+        shapes = [(2, t, n, h), (2, s, k, h), (2, s, k, h), (2, t, n, h)]
+        drawn = [
+            jax.random.normal(x, y).astype(self.dtype)
+            for x, y in zip(keys[:4], shapes, strict=True)
+        ]
+        return *drawn, jax.random.normal(keys[4], (2, t, n))
+
+    def attention(self, q, k, v):
+        causality: dict[str, Any] = {}
+        if self.mode != "full":
+            causality = {"is_causal": True, "causal_alignment": self.mode}
+        return dot_product_attention(
+            q, k, v, **causality, return_lse=True, deterministic_backward=True, implementation="fa4"
+        )
+
+    def results(self, q, k, v, out_grad, lse_grad):
+        found, transposed = jax.vjp(self.attention, q, k, v)
+        return (*found, *transposed((out_grad, lse_grad)))
+
+    def visible(self) -> np.ndarray:
+        """bool [T, S]."""
+        t, s = self.lengths
+        offset = {"full": s, "bottom_right": s - t, "top_left": 0}[self.mode]
+        return np.arange(s) <= np.arange(t)[:, None] + offset
+
+    def reference(self, q, k, v, out_grad, lse_grad) -> tuple[np.ndarray, ...]:
+        """The same results, in float64."""
+        (n, kv_heads), t, h = self.heads, self.lengths[0], self.head_dim
+
+        def grouped(x):  # [B, T, N, H] -> [B, K, G, T, H]
+            x = np.asarray(x, np.float64).reshape(2, t, kv_heads, n // kv_heads, -1)
+            return x.transpose(0, 2, 3, 1, 4)
+
+        def flat(x):
+            return x.transpose(0, 3, 1, 2, 4).reshape(2, t, n, -1)
+
+        def shared(x):  # [B, S, K, H] -> [B, K, 1, S, H]
+            return np.asarray(x, np.float64).transpose(0, 2, 1, 3)[:, :, None]
+
+        q, out_grad, lse_grad = grouped(q), grouped(out_grad), grouped(lse_grad)
+        k, v = shared(k), shared(v)
+        scores = np.where(self.visible(), q @ k.swapaxes(-1, -2) * h**-0.5, -np.inf)
+        largest = np.maximum(scores.max(-1, keepdims=True), -1e30)
+        weights = np.exp(scores - largest)
+        total = weights.sum(-1, keepdims=True)
+        weights = weights / np.where(total > 0, total, 1)
+        with np.errstate(divide="ignore"):
+            lse = np.log(total) + largest
+        out = weights @ v
+        products = (out * out_grad).sum(-1, keepdims=True) - lse_grad
+        score_grad = weights * (out_grad @ v.swapaxes(-1, -2) - products) * h**-0.5
+        dk = (score_grad.swapaxes(-1, -2) @ q).sum(2).transpose(0, 2, 1, 3)
+        dv = (weights.swapaxes(-1, -2) @ out_grad).sum(2).transpose(0, 2, 1, 3)
+        return flat(out), flat(lse)[..., 0], flat(score_grad @ k), dk, dv
+
+
+def calls(widest: dict[str, int]) -> list[Call]:
+    """Every call that compiled kernels hold, by the widest of each dtype. From the top left, a call
+    has fewer queries than keys, as others are refused or are those from the bottom right."""
+    drawn = itertools.product(_HEAD_DIMS, _HEADS, _LENGTHS, _MODES, widest)
+    return [
+        Call(h, heads, lengths, mode, dtype)
+        for h, heads, lengths, mode, dtype in drawn
+        if h <= widest[dtype] and (mode != "top_left" or lengths[0] < lengths[1])
+    ]
+
+
+def checks(call: Call) -> Iterator[dict[str, Any]]:
+    """The errors of a call, as kernel_report has them."""
+    arrays = call.arrays()
+    program = jax.jit(call.results)
+    got = [np.asarray(x, np.float64) for x in program(*arrays)]
+    for name, x, exact in zip(_NAMES, got, call.reference(*arrays), strict=True):
+        is_number = np.isfinite(exact)
+        same = np.array_equal(x[~is_number], exact[~is_number])  # -inf of rows that see nothing
+        error = np.abs(np.where(is_number, x - np.where(is_number, exact, 0), 0)).max()
+        share = float(error / np.abs(exact[is_number]).max()) if same else float("nan")
+        yield _row(str(call), name, share, _ALLOWED_LSE if name == "lse" else _ALLOWED[call.dtype])
+    again = [[np.asarray(x, np.float64) for x in program(*arrays)] for _ in range(2)]
+    changes = sum(not np.array_equal(x, y) for z in again for x, y in zip(got, z, strict=True))
+    yield _row(str(call), "changed results", changes, 0)
+
+
+def _row(case: str, result: str, error: float, allowed: float) -> dict[str, Any]:
+    is_right = error <= allowed  # False for NaN
+    return {"case": case, "result": result, "error": error, "allowed": allowed, "right": is_right}
+
+
+def times() -> dict[str, dict[str, float]]:
+    """Microseconds of a forward pass, and of it with the backward pass."""
+    found = {}
+    for h, n, k, length, is_causal in _TIMED:
+        shapes = [(1, length, x, h) for x in (n, k, k, n)]
+        keys = jax.random.split(jax.random.key(0), 4)
+        arrays = [jax.random.normal(x, y, jnp.bfloat16) for x, y in zip(keys, shapes, strict=True)]
+
+        def attention(q, k, v, name, is_causal=is_causal):
+            return dot_product_attention(q, k, v, is_causal=is_causal, implementation=name)
+
+        def both(q, k, v, out_grad, name, attention=attention):
+            out, transposed = jax.vjp(partial(attention, name=name), q, k, v)
+            return out, *transposed(out_grad)
+
+        case = f"d{h} {n}/{k} S{length} {'causal' if is_causal else 'full'}"
+        for which, function, count, names in (
+            ("forward", attention, 3, ("fa4", "xla", "cudnn")),
+            ("forward and backward", both, 4, ("fa4", "xla")),
+        ):
+            given = arrays[:count]
+            programs = {
+                x: jax.jit(partial(function, name=x)).lower(*given).compile() for x in names
+            }
+            found[f"{case} {which}"] = measured(programs, given)
+            print(case, which, {x: round(y) for x, y in found[f"{case} {which}"].items()})
+    return found
+
+
+def measured(programs: dict[str, Callable[..., Any]], arrays: list[jax.Array]) -> dict[str, float]:
+    """Median microseconds of a call, in turns and in alternating order."""
+
+    def seconds(program: Callable[..., Any], count: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready([program(*arrays) for _ in range(count)][-1])
+        return (time.perf_counter() - start) / count
+
+    for program in programs.values():
+        seconds(program, 2)
+    rounds: dict[str, list[float]] = {x: [] for x in programs}
+    for i in range(5):
+        for x in [*programs][:: 1 if i % 2 == 0 else -1]:
+            rounds[x].append(seconds(programs[x], 5))
+    return {x: 1e6 * statistics.median(y) for x, y in rounds.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    library, start = compiled.find(), time.perf_counter()
+    if not library.is_usable:
+        sys.exit(library.unusable_reason)
+    sets = [x for x in library.sets if x.is_wide]
+    widest = {x: max((y.head_dim for y in sets if y.dtype == x), default=0) for x in _ALLOWED}
+    rows: list[dict[str, Any]] = []
+    with fallback("silent"), ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda x: list(checks(x)), calls(widest)):
+            rows += found
+            for row in found:
+                if not row["right"]:
+                    print("WRONG", row, flush=True)
+    for result, dtype in itertools.product(dict.fromkeys(x["result"] for x in rows), _ALLOWED):
+        of_both = (x for x in rows if x["result"] == result and x["case"].endswith(dtype))
+        worst = max((x["error"] for x in of_both), default=0)
+        print(f"{result} {dtype}: worst error {worst:.2e}", flush=True)
+    print(f"[{time.perf_counter() - start:.0f} s]", flush=True)
+    os.environ["ATTN_DISPATCH_POISON"] = ""
+    found = times() if any(x.name == "sm90_d512_bfloat16" for x in sets) else {}
+    wrong = sum(not x["right"] for x in rows)
+    print(f"{len(rows)} checks, {wrong} wrong, {time.perf_counter() - start:.0f} s", flush=True)
+    if options.out:
+        kernel_report.write(options.out, "fa4_wide", library.versions, rows, found)
+    return int(wrong > 0 or not rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
