@@ -12,6 +12,7 @@ from attn_dispatch_tools.verify import (
     further_cases,
     masked_cases,
     scored_cases,
+    wide_cases,
 )
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.layout_cases import reordered
@@ -102,6 +103,7 @@ CASES: tuple[Case, ...] = (
     *chain.from_iterable(_TABLES),
     *reordered(_TABLES),
     *found_cases.FOUND,
+    *wide_cases.WIDE_HEADS,
 )
 """All cases, in float16 and bfloat16, at sizes that kernels are made for."""
 

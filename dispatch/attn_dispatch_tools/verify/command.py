@@ -32,6 +32,7 @@ from attn_dispatch_tools.verify.mask_draws import mask_examples
 from attn_dispatch_tools.verify.outcome import Outcome
 from attn_dispatch_tools.verify.report import Report, bad_cases, read
 from attn_dispatch_tools.verify.serving_draws import serving_examples
+from attn_dispatch_tools.verify.wide_cases import wide_examples
 
 _DESCRIPTION = """\
 Run the conformance suite on this machine's device: some hundred attention calls, whose results
@@ -54,7 +55,8 @@ _EXAMPLES = (
 _MAX_JOBS = 8
 
 _DRAWN: dict[str, Callable[[int, int], list[Case]]] = {
-    "": draws.examples, "serving": serving_examples, "masks": mask_examples
+    "": draws.examples, "serving": serving_examples, "masks": mask_examples,
+    "wide": wide_examples,
 }  # fmt: skip
 """What draws calls of a number and a seed, by the flag that asks for it."""
 
@@ -95,6 +97,10 @@ def add_parser(commands: Commands, help: str) -> None:
         "--masks", action="store_true",
         help="draw only calls with masks: ranges of keys that arrays tell, images, bits, masks by "
         "head, and queries that see nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--wide", action="store_true",
+        help="draw only calls with head dims from 257 to 512, most of them without a mask",
     )  # fmt: skip
     parser.add_argument(
         "--each-rewrite", action="store_true",
@@ -151,9 +157,12 @@ def main(args: argparse.Namespace) -> None:
 
 def _check_flags_of_drawn_cases(args: argparse.Namespace) -> None:
     """End the process if a flag about drawn cases is given, but none are drawn."""
-    if args.serving and args.masks:
-        sys.exit("error: --masks: expected no --serving beside it, as each draws other calls")
-    for name in ("each_rewrite", "serving", "masks", "seed"):
+    kinds = [x for x in _DRAWN if x and getattr(args, x)]
+    if len(kinds) > 1:
+        sys.exit(
+            f"error: --{kinds[1]}: expected no --{kinds[0]} beside it, as each draws other calls"
+        )
+    for name in ("each_rewrite", "serving", "masks", "wide", "seed"):
         is_given = getattr(args, name) is not None and getattr(args, name) is not False
         if is_given and not args.random:
             flag = name.replace("_", "-")

@@ -131,6 +131,15 @@ def test_masks_draws_calls_with_masks(verify):
     assert "expected no --serving beside it" in str(both[0])
 
 
+def test_wide_draws_calls_with_wide_heads(verify):
+    status, printed, report, _ = verify("--cases", "", "--random", "1", "--wide", "--seed", "3")
+    assert status == 0 and "--random 1 --wide --seed 3 draws them again" in printed
+    assert [x["case"] for x in report["outcomes"]] == ["wide_draw/3_0"]
+    assert report["options"]["wide"] and "--random N" in str(verify("--wide")[0])
+    both = verify("--cases", "", "--random", "1", "--masks", "--wide")
+    assert "--wide: expected no --masks beside it" in str(both[0])
+
+
 def test_each_rewrite_draws_calls_for_every_rewrite(verify):
     drawn = each_rewrite(draws.examples(150, 5))
     used = Counter(case.rewrite for case in drawn)
