@@ -74,7 +74,7 @@ TABLES: dict[str, tuple[Any, ...]] = {
     "cudnn, a variant": cudnn_rules._VARIANT_RULES,
     "flash": (DTYPE, MAX_SEGMENTS, *flash_rules._RULES, *flash_rules._WRONG_CORNER),
     "fa4": (*fa4_rules.RULES, fa4_rules._COMPILED),
-    "fa4, tangents": (fa4_tangents._WINDOW, fa4_tangents._SQUARE, fa4_tangents._COMPILED),
+    "fa4, tangents": (fa4_tangents._COMPILED,),
     "fa4, wide": (fa4_wide._WINDOW, fa4_wide._CORNER, fa4_wide._COMPILED),
     "aiter": aiter_call_rules.CALL_RULES,
     "aiter, asm": aiter_rules.ASM_RULES,

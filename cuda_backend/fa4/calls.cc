@@ -1,9 +1,10 @@
 #include "calls.h"
 
-#include <array>
+#include <utility>
 
 #include "extents.h"
 #include "layout.h"
+#include "mask.h"
 #include "tangent.h"
 #include "wide.h"
 #include "wrong_value.h"
@@ -11,48 +12,14 @@
 namespace attn_dispatch {
 namespace {
 
-constexpr int64_t kWordBits = 32;
-
-constexpr size_t kForwardLists = 3, kBackwardLists = 7, kLists = 4;
+constexpr size_t kForwardLists = 3, kBackwardLists = 7;
 constexpr size_t kSinks = kForwardLists + kLists + 1;
 constexpr size_t kForwardResults = 2, kGrads = 3;
 
-int64_t tiles_of(int64_t length, int64_t tile) { return (length + tile - 1) / tile; }
 int64_t rounded_up(int64_t length, int64_t tile) { return tiles_of(length, tile) * tile; }
 
 int64_t entry_rows(const AttnFa4Set& set) {
   return int64_t{set.backward_tile_m} * set.backward_subtiles;
-}
-
-// What an array of a mask has on an axis that may be shared: 1, or else all.
-int64_t shared_or(int64_t all, const Array& array, size_t axis) {
-  return array.shape.size() > axis && array.shape[axis] == 1 ? 1 : all;
-}
-
-// Checks the lists of `lines` tiles, each of at most `most` others, and the mask behind them.
-Status check_mask(const std::vector<Array>& operands, size_t first, MaskForm form, int64_t lines,
-                  int64_t most, const Extents& e) {
-  constexpr std::array<const char*, kLists> kNames = {"partial_counts", "partial_indices",
-                                                      "full_counts", "full_indices"};
-  for (size_t i = 0; i < kLists; ++i) {
-    const Array& array = operands[first + i];
-    std::vector<int64_t> shape = {shared_or(e.batch, array, 0), shared_or(e.heads, array, 1),
-                                  lines};
-    if (i % 2 == 1) {
-      const int64_t width = array.shape.size() == 4 ? array.shape[3] : 0;
-      ATTN_RETURN_IF_ERROR(
-          check_extent((std::string(kNames[i]) + ", entries of a line").c_str(), width, most));
-      shape.push_back(width);
-    }
-    ATTN_RETURN_IF_ERROR(check_array(array, {kNames[i], ElementType::kInt32, shape, kNumber}));
-  }
-  const Array& mask = operands[first + kLists];
-  const int64_t batch = shared_or(e.batch, mask, 0);
-  if (form == MaskForm::kRows) {
-    return check_array(mask, {"rows", ElementType::kInt32, {batch, e.rows, 4}, kVector});
-  }
-  const int64_t heads = shared_or(e.heads, mask, 1), words = tiles_of(e.keys, kWordBits);
-  return check_array(mask, {"bits", ElementType::kUInt32, {batch, heads, e.rows, words}, kNumber});
 }
 
 // The arrays of a variant, from the operand `first` on, to the last. The kernels clip every index.
@@ -148,32 +115,11 @@ Status fill_all(const std::vector<Array>& arrays, cudaStream_t stream) {
   return {};
 }
 
-// The lists and the rows or bits of a mask, in the kernels' terms.
-struct Mask {
-  AttnFa4Counts partial_counts;
-  AttnFa4Indices partial_indices;
-  AttnFa4Counts full_counts;
-  AttnFa4Indices full_indices;
-  union {
-    AttnFa4Rows rows;
-    AttnFa4Bits bits;
-  } data;
-};
-
-Mask mask_of(const std::vector<Array>& operands, size_t first, MaskForm form, const Extents& e) {
-  const auto batch = static_cast<int32_t>(e.batch), heads = static_cast<int32_t>(e.heads);
-  Mask mask = {as_counts(operands[first], batch, heads),
-               as_indices(operands[first + 1], batch, heads),
-               as_counts(operands[first + 2], batch, heads),
-               as_indices(operands[first + 3], batch, heads),
-               {}};
-  const Array& data = operands[first + kLists];
-  if (form == MaskForm::kRows) {
-    mask.data.rows = as_rows(data, batch);
-  } else {
-    mask.data.bits = as_bits(data, batch, heads);
-  }
-  return mask;
+// Query rows and keys of a tile, as the lists of a pass count them.
+std::pair<int64_t, int64_t> tiles_of_lists(const AttnFa4Set& set, Pass pass) {
+  if (pass == Pass::kForward) return {set.forward_tile_m, set.forward_tile_n};
+  if (pass == Pass::kBackward) return {entry_rows(set), set.backward_tile_n};
+  return {set.tangent_tile_m, set.tangent_tile_n};
 }
 
 }  // namespace
@@ -189,11 +135,8 @@ Result<CompiledSet*> find_set(const Fa4Spec& spec, Pass pass) {
     return Status{Code::kLibrary, library->path + " has no kernels " + to_text(spec.set) +
                                       "; build them with `attn-dispatch build-fa4`"};
   }
-  if (pass != Pass::kForward && pass != Pass::kBackward) return set;
-  const AttnFa4Set& facts = set->facts;
-  const bool is_backward = pass == Pass::kBackward;
-  const int64_t tile_m = is_backward ? entry_rows(facts) : facts.forward_tile_m;
-  const int64_t tile_n = is_backward ? facts.backward_tile_n : facts.forward_tile_n;
+  if (pass == Pass::kWideForward || pass == Pass::kWideBackward) return set;
+  const auto [tile_m, tile_n] = tiles_of_lists(set->facts, pass);
   if (spec.tile_m != tile_m || spec.tile_n != tile_n) {
     const auto tiles = [](int64_t m, int64_t n) {
       return std::to_string(m) + " x " + std::to_string(n);

@@ -18,12 +18,12 @@ enum class Pass { kForward, kBackward, kTangent, kWideForward, kWideBackward };
 struct CallKind {
   MaskForm mask = MaskForm::kRows;
   bool has_sinks = false;  // of a forward pass
-  bool is_causal = false;  // of a pass whose kernels read no mask: a tangent, or a wide one
+  bool is_causal = false;  // of a wide pass, whose kernels read no mask
   int64_t keys = 0;        // of a wide pass: how many keys queries see, the first ones
 };
 
 // What a custom call says about itself. The tile sizes are those for which its lists were made; a
-// tile of query rows is what one entry of a list stands for. Passes without a mask have neither.
+// tile of query rows is what one entry of a list stands for. Wide passes have neither.
 struct Fa4Spec {
   std::string set;
   CallKind kind;
@@ -38,9 +38,11 @@ struct Fa4Spec {
 //   forward   q [B, T, N, H], k [B, S, K, H], v [B, S, K, Hv], LISTS, MASK, SINKS, MOD -> out [B, T, N, Hv], lse [B, N, T]
 //   backward  q, k, v, out, lse, out_grad, lse_grad, LISTS, MASK, MOD -> dq, dk, dv, SCRATCH
 //
+//   tangent   q, k, v, a tangent of each, out, lse, LISTS, MASK -> the tangents of out and lse
+//
 //   LISTS     partial_counts [1|B, 1|N, M], partial_indices [1|B, 1|N, M, L],
 //             full_counts [1|B, 1|N, M], full_indices [1|B, 1|N, M, L']: int32. A line for each tile of
-//             query rows (forward) or keys (backward), which lists tiles of keys or query rows.
+//             query rows (of keys, backward), which lists tiles of keys or query rows.
 //   MASK      rows int32 [1|B, T, 4]: start and length of two intervals of keys for each query row;
 //             or bits uint32 [1|B, 1|N, T, S / 32 rounded up], for each key from the lowest bit on
 //   SINKS     in a call that has sinks, float32 [1|B, N]; its backward pass does not read them

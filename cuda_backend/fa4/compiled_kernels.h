@@ -70,7 +70,7 @@ enum class MaskForm { kRows, kBits };
 
 // The kernels that read a mask of one form.
 struct MaskedKernels {
-  CompiledKernel forward, forward_sinks, backward, backward_grouped;
+  CompiledKernel forward, forward_sinks, backward, backward_grouped, tangent;
 };
 
 // The kernels of calls with wide heads, causal or not, which read no mask.
@@ -83,14 +83,14 @@ struct CompiledSet {
   explicit CompiledSet(const AttnFa4Set& set)
       : facts(set),
         by_rows{CompiledKernel(set.forward), CompiledKernel(set.forward_sinks),
-                CompiledKernel(set.backward), CompiledKernel(set.backward_grouped)},
+                CompiledKernel(set.backward), CompiledKernel(set.backward_grouped),
+                CompiledKernel(set.tangent)},
         by_bits{CompiledKernel(set.forward_bits), CompiledKernel(set.forward_bits_sinks),
-                CompiledKernel(set.backward_bits), CompiledKernel(set.backward_bits_grouped)},
+                CompiledKernel(set.backward_bits), CompiledKernel(set.backward_bits_grouped),
+                CompiledKernel(set.tangent_bits)},
         preprocess(set.preprocess),
         query_grad(set.query_grad),
         key_value_grad(set.key_value_grad),
-        tangent(set.tangent),
-        tangent_causal(set.tangent_causal),
         wide_full{CompiledKernel(set.wide_forward), CompiledKernel(set.wide_key_grads),
                   CompiledKernel(set.wide_query_grad)},
         wide_causal{CompiledKernel(set.wide_forward_causal),
@@ -108,7 +108,6 @@ struct CompiledSet {
   const AttnFa4Set& facts;
   MaskedKernels by_rows, by_bits;
   CompiledKernel preprocess, query_grad, key_value_grad;
-  CompiledKernel tangent, tangent_causal;
   WideKernels wide_full, wide_causal;
 
   bool takes_sinks() const { return by_rows.forward_sinks.exists(); }

@@ -48,13 +48,13 @@ Result<Fa4Spec> decode(const ffi::Dictionary& attributes, Pass pass) {
   AttributeReader reader(attributes);
   std::string mask = "rows";
   reader.read<std::string_view>("set", &spec.set);
-  if (pass == Pass::kForward || pass == Pass::kBackward) {
+  if (pass == Pass::kWideForward || pass == Pass::kWideBackward) {
+    reader.read<bool>("causal", &spec.kind.is_causal);
+    reader.read<int64_t>("keys", &spec.kind.keys);
+  } else {
     reader.read<std::string_view>("mask", &mask);
     reader.read<int64_t>("tile_m", &spec.tile_m);
     reader.read<int64_t>("tile_n", &spec.tile_n);
-  } else {
-    reader.read<bool>("causal", &spec.kind.is_causal);
-    if (pass != Pass::kTangent) reader.read<int64_t>("keys", &spec.kind.keys);
   }
   if (pass == Pass::kForward) reader.read<bool>("sinks", &spec.kind.has_sinks);
   reader.read<float>("scale", &spec.scale);

@@ -16,11 +16,11 @@ py::dict facts_of(const CompiledLibrary& library) {
   py::list sets;
   for (const auto& set : library.sets) {
     const AttnFa4Set& x = set->facts;
-    sets.append(py::make_tuple(x.name, x.arch, x.dtype, x.head_dim, x.head_dim_v, x.forward_tile_m,
-                               x.forward_tile_n, x.backward_tile_m, x.backward_tile_n,
-                               x.backward_subtiles, set->by_rows.backward_grouped.exists(),
-                               set->takes_sinks(), x.variant, x.variant_name, x.variant_arrays,
-                               set->tangent.exists(), set->wide_full.forward.exists()));
+    sets.append(py::make_tuple(
+        x.name, x.arch, x.dtype, x.head_dim, x.head_dim_v, x.forward_tile_m, x.forward_tile_n,
+        x.backward_tile_m, x.backward_tile_n, x.backward_subtiles,
+        set->by_rows.backward_grouped.exists(), set->takes_sinks(), x.variant, x.variant_name,
+        x.variant_arrays, x.tangent_tile_m, x.tangent_tile_n, set->wide_full.forward.exists()));
   }
   py::dict facts;
   facts["path"] = to_python(library.path);

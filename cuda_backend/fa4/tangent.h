@@ -10,9 +10,9 @@ namespace attn_dispatch {
 // clang-format off
 // The arrays, in this order. Each tangent is of the shape and type of its array.
 //
-//   q, k, v, q_tangent, k_tangent, v_tangent, out, lse -> out_tangent, lse_tangent
+//   q, k, v, q_tangent, k_tangent, v_tangent, out, lse, LISTS, MASK -> out_tangent, lse_tangent
 //
-// A call is causal, with as many queries as keys, or every query sees every key.
+// LISTS and MASK are those of calls.h, with a line for each tile of query rows.
 // clang-format on
 
 // Loads the kernel on the current device. Must not be called inside a stream capture.

@@ -19,21 +19,20 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import dot_product_attention, fallback, target
-from attn_dispatch.core import formulas, primitive, tangents
-from attn_dispatch.devices import clear_rows
-from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import compiled
-from tests.support.fa4_emulated import emulated
+from tests.support.h100_of_stand_ins import install
 
 SHAPES = ((4, 20, 4, 64), (4, 20, 2, 64), (4, 20, 2, 64))
 ARRAYS = tuple(
     jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i, shape in enumerate(2 * SHAPES)
 )
 ROWS = P(("x", "y"))
+HEADS = P("x", None, "y")
 
 
 def jvp(implementation: str | tuple[str, ...], *arrays: jax.Array) -> Any:
@@ -73,8 +72,8 @@ def found(program: Callable[..., Any], arrays: Any) -> dict[str, Any]:
 
 
 def report() -> dict[str, Any]:
-    def put(kind: AxisType) -> list[jax.Array]:
-        return [jax.device_put(x, NamedSharding(mesh(kind), ROWS)) for x in ARRAYS]
+    def put(kind: AxisType, spec: P = ROWS) -> list[jax.Array]:
+        return [jax.device_put(x, NamedSharding(mesh(kind), spec)) for x in ARRAYS]
 
     auto = put(AxisType.Auto)
     results: dict[str, Any] = {
@@ -83,9 +82,13 @@ def report() -> dict[str, Any]:
         "shard_map": found(shards(by_kernel, ROWS), auto),
         "shard_map over one axis of two": found(shards(by_kernel, P("x"), axis_names={"x"}), auto),
         "shard_map, mapped": found(shards(mapped, ROWS), auto),
+        "shard_map over heads": found(shards(by_kernel, HEADS), auto),
+        "Auto, rows and heads": found(by_kernel, put(AxisType.Auto, HEADS)),
+        "Auto, mapped": found(mapped, auto),
     }
     with jax.set_mesh(mesh(AxisType.Explicit)):
         results["Explicit"] = found(by_kernel, put(AxisType.Explicit))
+        results["Explicit, mapped"] = found(mapped, put(AxisType.Explicit))
     try:
         jax.jit(partial(jvp, "fa4")).lower(*auto)
     except NotImplementedError as error:
@@ -94,11 +97,7 @@ def report() -> dict[str, Any]:
 
 
 def main() -> None:
-    library = emulated().library
-    compiled.find = lambda: library
-    clear_rows._native = lambda: None
-    for module in (primitive, tangents, formulas):
-        vars(module)["device_for"] = lambda platform: parse("sm90")
+    install(pytest.MonkeyPatch())
     with target("sm90"), fallback("silent"):
         print(json.dumps(report()))
 

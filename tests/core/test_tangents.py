@@ -1,4 +1,4 @@
-"""What attn_jvp is lowered to: a kernel for plain calls on one device, formulas for all others.
+"""What attn_jvp is lowered to: a kernel for calls on one device, formulas for some others.
 
 Programs run on the CPU as an H100 would be given them, on stand-ins for fa4's kernels.
 """
@@ -19,14 +19,13 @@ from attn_dispatch import (
     dot_product_attention,
     explain_program,
     fallback,
-    target,
 )
-from attn_dispatch.core import formulas, primitive, select, tangents
-from attn_dispatch.devices import clear_rows
+from attn_dispatch.core import select
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import TANGENT_TARGET
-from tests.support.fa4_emulated import emulated, needs_computing_kernels
+from tests.support.fa4_emulated import needs_computing_kernels
+from tests.support.h100_of_stand_ins import h100
 from tests.support.module_report import report_of
 
 pytestmark = needs_computing_kernels
@@ -43,17 +42,8 @@ ARRAYS, TANGENTS = (Q, K, V), (TQ, TK, TV)
 
 @pytest.fixture(autouse=True)
 def _an_h100_of_stand_ins(monkeypatch):
-    library = emulated().library
-    monkeypatch.setattr(compiled, "find", lambda: library)
-    monkeypatch.setattr(clear_rows, "_native", lambda: None)
-    for module in (primitive, tangents, formulas):
-        monkeypatch.setattr(module, "device_for", lambda platform: SM90)
-    select.is_installed.cache_clear()
-    jax.clear_caches()
-    with target("sm90"), fallback("silent"):
+    with h100(monkeypatch):
         yield
-    select.is_installed.cache_clear()
-    jax.clear_caches()
 
 
 attention = partial(dot_product_attention, is_causal=True, implementation=("fa4", "xla"))
@@ -91,10 +81,8 @@ def test_tangents_that_are_known_to_be_zero_stay_zero():
 
 
 def test_further_leading_dims():
-    x, t = (jax.tree.map(lambda x: x[None].repeat(3, 0), y) for y in (ARRAYS, TANGENTS))
     unbatched = jax.tree.map(lambda x: x[0], (ARRAYS, TANGENTS))
     check(lambda f, x, t: jax.jvp(f, x, t), *unbatched, kernels=1)
-    check(lambda f, x, t: jax.vmap(lambda *y: jax.jvp(f, y[:3], y[3:]))(*x, *t), x, t, kernels=0)
 
 
 def test_linearize_runs_on_the_kernel_and_its_transpose_on_the_backward_pass():
@@ -147,32 +135,34 @@ def test_a_tangent_without_gradient_in_a_training_step_runs_on_the_kernel():
     check(program, ARRAYS, TANGENTS, kernels=1)
 
 
-@pytest.mark.parametrize("order", ["jacfwd", "mapped jvp", "mapped tangents"])
-def test_mapped_tangents_are_formulas(order: str):
-    basis = jnp.eye(2, dtype=jnp.bfloat16)
-
-    def program(f, x, t):
-        moved = lambda s: f(x[0] * s[0], x[1] * s[1], x[2])  # noqa: E731
-        if order == "jacfwd":
-            return jax.jacfwd(moved)(basis[0] + 1)
-        if order == "mapped jvp":
-            return jax.vmap(lambda s: jax.jvp(moved, (s,), (s,)))(basis + 1)
-        _, linear = jax.linearize(moved, basis[0] + 1)
-        return jax.vmap(linear)(basis)
-
-    check(program, ARRAYS, TANGENTS, kernels=0)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"local_window_size": (3, 0)},
-        {"logits_soft_cap": 2.0},
         {"mask": np.tril(np.ones((40, 40), bool), 1)},
         {"key_value_seq_lengths": np.array([40, 30])},
-        {"bias": np.ones((1, 1, 40, 40), np.float32)},
         {"sinks": np.ones(4, np.float32)},
+        {"mask_mod": lambda b, n, t, s: s % 3 != 1},
     ],
+    ids=lambda x: next(iter(x)),
+)
+def test_masks_and_sinks_run_on_the_kernel(options: dict[str, Any]):
+    check(lambda f, x, t: jax.jvp(partial(f, **options), x, t), ARRAYS, TANGENTS, kernels=1)
+
+
+def test_the_tangent_of_sinks():
+    sinks = np.linspace(-1, 2, 4).astype(np.float32)
+
+    def program(f, x, t):
+        with_sinks = lambda sinks, *x: f(*x, sinks=sinks, return_lse=True)  # noqa: E731
+        return jax.jvp(with_sinks, (sinks, *x), (sinks[::-1].copy(), *t))
+
+    check(program, ARRAYS, TANGENTS, kernels=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"logits_soft_cap": 2.0}, {"bias": np.ones((1, 1, 40, 40), np.float32)}],
     ids=lambda x: next(iter(x)),
 )
 def test_other_calls_are_formulas(options: dict[str, Any]):
@@ -186,20 +176,19 @@ def jvp(attention: Callable[..., Any], *arrays: Any) -> Any:
 def test_a_named_kernel_refuses_what_only_formulas_compute():
     named = partial(dot_product_attention, is_causal=True, implementation="fa4")
     assert kernels_in(partial(jvp, named), *ARRAYS, *TANGENTS) == 1
-    windowed = partial(named, local_window_size=(3, 0))
-    with pytest.raises(NotImplementedError, match="a window: the kernel of the forward-mode"):
-        kernels_in(partial(jvp, windowed), *ARRAYS, *TANGENTS)
+    capped = partial(named, logits_soft_cap=3.0)
+    with pytest.raises(NotImplementedError, match=r"logits_soft_cap:[\s\S]*derivative"):
+        kernels_in(partial(jvp, capped), *ARRAYS, *TANGENTS)
     with pytest.raises(NotImplementedError, match="none for a forward-mode derivative under vmap"):
-        mapped = jax.vmap(partial(jvp, named), out_axes=0)
-        kernels_in(mapped, *(x[None] for x in (*ARRAYS, *TANGENTS)))
+        kernels_in(jax.vmap(partial(jvp, capped)), *(x[None] for x in (*ARRAYS, *TANGENTS)))
 
 
 def test_the_warning_of_a_fallback_has_the_kernels_reason():
-    windowed = partial(dot_product_attention, is_causal=True, local_window_size=(3, 0))
+    capped = partial(dot_product_attention, is_causal=True, logits_soft_cap=2.0)
     with fallback("warn"), pytest.warns(AttentionFallbackWarning) as caught:
-        kernels_in(partial(jvp, windowed), *ARRAYS, *TANGENTS)
+        kernels_in(partial(jvp, capped), *ARRAYS, *TANGENTS)
     texts = [str(x.message) for x in caught]
-    assert any("a window: the kernel of the forward-mode derivative has none" in x for x in texts)
+    assert any("kernel of the forward-mode derivative has none" in x for x in texts)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +204,11 @@ def on_meshes() -> Any:
         ("Explicit", 0),
         ("shard_map", 1),
         ("shard_map over one axis of two", 0),
-        ("shard_map, mapped", 0),
+        ("shard_map over heads", 1),
+        ("shard_map, mapped", 1),
+        ("Auto, rows and heads", 0),
+        ("Auto, mapped", 0),
+        ("Explicit, mapped", 0),
     ],
 )
 def test_several_devices_are_formulas_and_their_shards_run_on_the_kernel(
@@ -250,6 +243,6 @@ def test_explain_program_names_the_kernel_and_its_reasons():
     named = partial(dot_product_attention, is_causal=True, implementation="fa4")
     text = str(explain_program(partial(jvp, named), *ARRAYS, *TANGENTS, target="sm90"))
     assert "forward-mode derivative" in text and "kernel of the derivative" in _one_line(text)
-    windowed = partial(named, local_window_size=(3, 0))
-    text = str(explain_program(partial(jvp, windowed), *ARRAYS, *TANGENTS, target="sm90"))
-    assert "a window: the kernel of the forward-mode derivative has none" in _one_line(text)
+    capped = partial(named, logits_soft_cap=3.0)
+    text = str(explain_program(partial(jvp, capped), *ARRAYS, *TANGENTS, target="sm90"))
+    assert "kernel of the forward-mode derivative has none" in _one_line(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,9 @@ from tests.support.fa4_emulated import Emulated, emulated, needs_computing_kerne
 from tests.support.fa4_wrong_arrays import wrong_arrays
 
 SET, WITHOUT = "sm90_d64_bfloat16", "sm90_d96_float16"
-SHAPE, SQUARE = (2, 200, 150, 4, 2), (2, 150, 150, 4, 2)
+SHAPE = (2, 200, 150, 4, 2)
+_FORMS = {"rows": None, "bits": 1, "bits by head": SHAPE[3]}
+"""The forms of a mask, with the number of its heads."""
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +40,18 @@ def _an_empty_log_and_no_failure(fa4, monkeypatch):
     fa4.driver.fail("")
 
 
-def made(fa4: Emulated, shape=SHAPE, name: str = SET) -> Pass:
+def made(fa4: Emulated, shape=SHAPE, name: str = SET, **mask: Any) -> Pass:
     (kernels,) = [x for x in fa4.library.sets if x.name == name]
-    return fa4_arrays.tangent(kernels, shape)
+    return fa4_arrays.tangent(kernels, shape, **mask)
 
 
 def run(call: Pass, **changed: object) -> list[jax.Array]:
     """The results of a call of zeros; None as an attribute leaves it out."""
-    attributes = {"set": call.kernels.name, "causal": False, "scale": np.float32(0.125)} | changed
+    tile_m, tile_n = call.kernels.tangent_tiles
+    attributes = {
+        "set": call.kernels.name, "mask": "bits" if call.has_bits else "rows",
+        "tile_m": np.int64(tile_m), "tile_n": np.int64(tile_n), "scale": np.float32(0.125),
+    } | changed  # fmt: skip
     attributes = {x: y for x, y in attributes.items() if y is not None}
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.results.values()]
 
@@ -55,24 +62,21 @@ def run(call: Pass, **changed: object) -> list[jax.Array]:
     return jax.block_until_ready(jax.jit(program)())
 
 
-def outcome(fa4: Emulated, call: Pass, *, is_causal: bool = False) -> tuple[str, str]:
+def outcome(fa4: Emulated, call: Pass) -> tuple[str, str]:
     """The kind of failure and its message; ("accepted", "") if the checks passed."""
     fa4.driver.fail("cuLaunchKernelEx")
     arrays = ([x.described for x in y.values()] for y in (call.operands, call.results))
-    code, message = fa4.module.tangent(call.kernels.name, is_causal, *arrays)
+    code, message = fa4.module.tangent(call.kernels.name, call.has_bits, *arrays)
     fa4.driver.fail("")
     return ("accepted", "") if code == "device" else (code, message)
 
 
-@pytest.mark.parametrize(
-    ("is_causal", "shape", "kernel"),
-    [(False, SHAPE, "tangent"), (True, SQUARE, "tangent_causal")],
-)
-def test_a_tangent_is_one_launch_and_fills_nothing(fa4, is_causal: bool, shape, kernel: str):
-    run(made(fa4, shape), causal=is_causal)
+@pytest.mark.parametrize("form", _FORMS)
+def test_a_tangent_is_one_launch_and_fills_nothing(fa4, form: str):
+    run(made(fa4, mask_heads=_FORMS[form]))
     lines = [x for x in fa4.driver.lines() if x.startswith(("launch", "fill"))]
     assert len(lines) == 1 and lines[0].startswith("launch")
-    assert kernel in lines[0]
+    assert ("tangent_bits" if "bits" in form else "tangent") in lines[0]
 
 
 @needs_computing_kernels
@@ -95,26 +99,25 @@ def test_a_refused_launch_is_an_error_and_the_next_call_runs(fa4):
 
 
 def test_a_set_without_tangents_says_so(fa4):
+    kernels = made(fa4).kernels
+    without = replace(made(fa4), kernels=replace(kernels, name=WITHOUT))
     sentence = f"the kernels {WITHOUT} compute no tangents"
-    for is_causal in (False, True):
-        assert outcome(fa4, made(fa4, SQUARE, WITHOUT), is_causal=is_causal) == (
-            "unsupported",
-            sentence,
-        )
+    assert outcome(fa4, without) == ("unsupported", sentence)
     with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
-        run(made(fa4, name=WITHOUT))
+        run(without, tile_m=np.int64(0), tile_n=np.int64(0))
 
 
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"set": "sm90_d80_bfloat16"}, 'has no kernels "sm90_d80_bfloat16"; build them'),
-        ({"causal": np.int64(1)}, "causal"),
-        ({"causal": None}, "causal"),
+        ({"causal": True}, "causal"),
+        ({"mask": "ranges"}, "mask: expected rows or bits, got .ranges."),
+        ({"mask": None}, "mask"),
+        ({"tile_m": np.int64(128)}, "for tiles of 128 x 64, and the kernels .* tiles of 64 x 64"),
+        ({"tile_n": None}, "tile_n"),
         ({"scale": np.float32("nan")}, "scale: expected a finite number, got nan"),
         ({"scale": None}, "scale"),
-        ({"mask": "rows"}, "mask"),
-        ({"tile_m": np.int64(64)}, "tile_m"),
     ],
 )
 def test_wrong_attributes_are_refused(fa4, changed: dict, sentence: str):
@@ -123,35 +126,25 @@ def test_wrong_attributes_are_refused(fa4, changed: dict, sentence: str):
     assert fa4.driver.lines() == []
 
 
+@pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize(
-    "shape", [SHAPE, SQUARE, (1, 1, 1, 1, 1), (2, 129, 1, 8, 1), (1, 1 << 20, 64, 2, 2)]
+    "shape", [SHAPE, (1, 1, 1, 4, 1), (2, 129, 1, 4, 4), (1, 1 << 20, 64, 4, 2)]
 )
-def test_right_arrays_are_accepted(fa4, shape):
-    call = made(fa4, shape)
-    assert outcome(fa4, call) == ("accepted", "")
-    if shape[1] == shape[2]:
-        assert outcome(fa4, call, is_causal=True) == ("accepted", "")
+def test_right_arrays_are_accepted(fa4, shape, form: str):
+    for masks in {1, shape[0]}:
+        call = made(fa4, shape, masks=masks, mask_heads=_FORMS[form])
+        assert outcome(fa4, call) == ("accepted", "")
 
 
-def test_a_causal_call_has_as_many_keys_as_queries(fa4):
-    assert outcome(fa4, made(fa4), is_causal=True) == (
-        "wrong call",
-        "keys of a causal tangent: expected 200, as query rows, got 150",
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["query", "key", "value", "query_tangent", "key_tangent", "value_tangent", "out", "lse",
-     "out_tangent", "lse_tangent"],
-)  # fmt: skip
-def test_an_array_that_is_wrong_in_one_fact_is_refused(fa4, name: str):
-    call = made(fa4)
-    assert {*call.operands, *call.results} >= {name} and len(call.operands) == 8
-    for array in wrong_arrays(name, call[name], SHAPE[0], SHAPE[3]):
-        code, message = outcome(fa4, call.changed(**{name: array}))
-        assert code == "wrong call", (array, code, message)
-        assert re.fullmatch(r"[\w ',]+: expected .+, got .+", message), (array, message)
+@pytest.mark.parametrize("form", _FORMS)
+def test_an_array_that_is_wrong_in_one_fact_is_refused(fa4, form: str):
+    call = made(fa4, mask_heads=_FORMS[form])
+    assert len(call.operands) == 13
+    for name in (*call.operands, *call.results):
+        for array in wrong_arrays(name, call[name], SHAPE[0], SHAPE[3]):
+            code, message = outcome(fa4, call.changed(**{name: array}))
+            assert code == "wrong call", (name, array, code, message)
+            assert re.fullmatch(r"[\w ',]+: expected .+, got .+", message), (array, message)
 
 
 @pytest.mark.parametrize("which", ["operands", "results"])

@@ -38,7 +38,7 @@ def _set(name: str) -> KernelSet:
         backward.tile_m, backward.tile_n, backward.subtiles, "key_value_grad" in x.kernels,
         "forward_sinks" in x.kernels,
         *(("",) * 3 if x.variant is None else (x.variant.digest, x.variant.name, x.variant.types)),
-        "tangent" in x.kernels, x.is_wide,
+        *x.tangent_tiles, x.is_wide,
     )  # fmt: skip
 
 

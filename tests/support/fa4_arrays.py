@@ -111,13 +111,23 @@ def made(
     return Pass(kernels, operands, results, is_backward)
 
 
-def tangent(kernels: KernelSet, shape: tuple[int, int, int, int, int]) -> Pass:
-    """A tangent of shape (B, T, S, N, K)."""
-    forward = made(kernels, shape, is_backward=False)
-    given = {x: forward.operands[x] for x in ("query", "key", "value")}
+def tangent(
+    kernels: KernelSet,
+    shape: tuple[int, int, int, int, int],
+    *,
+    masks: int = 1,
+    mask_heads: int | None = None,
+) -> Pass:
+    """A tangent of shape (B, T, S, N, K), with a mask as of `made`."""
+    by_tile = dataclasses.replace(
+        kernels, forward_tile_m=kernels.tangent_tile_m, forward_tile_n=kernels.tangent_tile_n
+    )
+    forward = made(by_tile, shape, is_backward=False, masks=masks, mask_heads=mask_heads)
+    mask = dict(forward.operands)
+    given = {x: mask.pop(x) for x in ("query", "key", "value")}
     moved = {f"{x}_tangent": y for x, y in given.items()}
     results = {f"{x}_tangent": y for x, y in forward.results.items()}
-    return Pass(kernels, given | moved | forward.results, results, is_backward=False)
+    return Pass(kernels, given | moved | forward.results | mask, results, is_backward=False)
 
 
 def wide(

@@ -59,12 +59,14 @@ def compile_set(folder: Path, given: dict) -> None:
 
 def _facts(given: dict) -> dict[str, int]:
     forward, backward = given["forward"], given["backward"]
+    tangent = given["tangent"] or {"tile_m": 0, "tile_n": 0}
     return {
         "IS_BFLOAT16": int(given["dtype"] == "bfloat16"),
         "HEAD_DIM": given["head_dim"], "HEAD_DIM_V": given["head_dim_v"],
         "FORWARD_M": forward["tile_m"], "FORWARD_N": forward["tile_n"],
         "BACKWARD_M": backward["tile_m"], "BACKWARD_N": backward["tile_n"],
         "SUBTILES": backward["subtiles"],
+        "TANGENT_M": tangent["tile_m"], "TANGENT_N": tangent["tile_n"],
     }  # fmt: skip
 
 

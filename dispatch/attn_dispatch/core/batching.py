@@ -41,21 +41,41 @@ def batch_call(
         wanted = wanted or partner.wanted.gradients
     front = _Front.of(operands, dims)
 
-    def in_front(name: str, x: jax.Array, dim: int | None) -> jax.Array:
-        if dim is not None:
-            return jnp.moveaxis(x, dim, 0)
-        if (name in SHAREABLE or is_mod_operand(name)) and name not in wanted:
-            return x[None]
-        # Not shareable, or each mapped call has a gradient of it.
-        return front.repeated(x)
-
     count = len(options.operands)
-    further = (
-        x[None] if dim is None else jnp.moveaxis(x, dim, 0)
-        for x, dim in zip(operands[count:], dims[count:], strict=True)
-    )
-    results = bind(*map(in_front, options.operands, operands, dims), *further)
+    first = front.of_operands(options.operands, operands[:count], dims[:count], wanted)
+    results = bind(*first, *map(_shared, operands[count:], dims[count:]))
     return results, [0] * len(results)
+
+
+def batch_tangents(
+    bind: Bound,
+    arrays: Sequence[jax.Array],
+    dims: Dims,
+    options: AttentionOptions,
+    wanted: tuple[str, ...],
+) -> tuple[list[jax.Array], list[int]]:
+    """The batching rule of attn_jvp where each mapped call is a part of one call's batch.
+
+    Args:
+      bind: the function of the arrays that computes the tangents.
+      arrays: operands, out, lse, those that follow the operands (mask_arrays.py), and tangents.
+      dims: the mapped axis of each; None for an array that is not mapped.
+      options: the call's options.
+      wanted: the operands that have tangents.
+    """
+    front, count = _Front.of(arrays, dims), len(options.operands)
+    last = len(arrays) - len(wanted)
+    operands = front.of_operands(options.operands, arrays[:count], dims[:count], wanted)
+    out_and_lse = map(front.moved, arrays[count : count + 2], dims[count : count + 2])
+    further = map(_shared, arrays[count + 2 : last], dims[count + 2 : last])
+    tangents = map(front.moved, arrays[last:], dims[last:])
+    results = bind(*operands, *out_and_lse, *further, *tangents)
+    return results, [0] * len(results)
+
+
+def _shared(x: jax.Array, dim: int | None) -> jax.Array:
+    """An array that may be shared along the mapped axis, which comes first."""
+    return x[None] if dim is None else jnp.moveaxis(x, dim, 0)
 
 
 class _Front:
@@ -74,7 +94,24 @@ class _Front:
         x, dim = mapped[0]
         return _Front(x.shape[dim], None, None)
 
-    def repeated(self, x: jax.Array) -> jax.Array:
+    def of_operands(
+        self, names: Sequence[str], arrays: Sequence[jax.Array], dims: Dims, wanted: Sequence[str]
+    ) -> list[jax.Array]:
+        """The operands with the mapped axis first; those `wanted` have gradients or tangents."""
+
+        def in_front(name: str, x: jax.Array, dim: int | None) -> jax.Array:
+            if (name in SHAREABLE or is_mod_operand(name)) and name not in wanted:
+                return _shared(x, dim)
+            # Not shareable, or each mapped call has a gradient of it.
+            return self.moved(x, dim)
+
+        return [*map(in_front, names, arrays, dims)]
+
+    def moved(self, x: jax.Array, dim: int | None) -> jax.Array:
+        """The array with the mapped axis first, repeated along it if it is not mapped."""
+        return self._repeated(x) if dim is None else jnp.moveaxis(x, dim, 0)
+
+    def _repeated(self, x: jax.Array) -> jax.Array:
         shape = (self._size, *x.shape)
         if self._axes is None or self._mesh is None:
             return jnp.broadcast_to(x[None], shape)

@@ -23,6 +23,7 @@ from jax.extend.core import Primitive
 
 from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.core import jax_compat
+from attn_dispatch.core.batching import batch_tangents
 from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.core.formulas import (
     MAPPED,
@@ -34,7 +35,7 @@ from attn_dispatch.core.formulas import (
 )
 from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
 from attn_dispatch.core.mask_arrays import backward_arrays
-from attn_dispatch.core.tangents import function_to_lower
+from attn_dispatch.core.tangents import function_to_lower, may_run_on_kernel
 from attn_dispatch.semantics.interval_plan import PlanTiles
 from attn_dispatch.typed_jax import bind, named
 
@@ -232,7 +233,9 @@ def _batch_jvp(
     wanted: tuple[str, ...],
     tiles: PlanTiles | None = None,
 ) -> tuple[Arrays, list[int]]:
-    del tiles
+    bound = partial(bind, attn_jvp_p, options=options, wanted=wanted, tiles=tiles)
+    if may_run_on_kernel(arrays, dims, options, wanted):
+        return batch_tangents(bound, arrays, dims, options, wanted)
     # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
     # does not depend on them is computed once.
     function = partial(tangents_of_results, options=options, wanted=wanted, derivative=MAPPED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -21,7 +21,8 @@ from attn_dispatch.core.formulas import (
 from attn_dispatch.core.jax_compat import Context
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import ComputesTangents
-from attn_dispatch.devices.target import device_for, targets_to_check
+from attn_dispatch.devices.target import default_device, device_for, targets_to_check
+from attn_dispatch.typed_jax import array_type
 
 
 def derivative_on(mesh: Mesh | AbstractMesh, devices: int = 1) -> str:
@@ -34,6 +35,35 @@ def derivative_on(mesh: Mesh | AbstractMesh, devices: int = 1) -> str:
     if set(mesh.axis_types) == {AxisType.Manual}:  # inside a shard_map over all axes
         return FORWARD_MODE
     return FORWARD_MODE if max(mesh.size, devices) <= 1 else OVER_DEVICES
+
+
+def may_run_on_kernel(
+    arrays: Sequence[jax.Array],
+    dims: Sequence[int | None],
+    options: AttentionOptions,
+    wanted: tuple[str, ...],
+) -> bool:
+    """Whether a kernel of the default device runs mapped tangents as those of one call.
+
+    Formulas compute what no tangent moves once for all mapped calls. A kernel computes it for each,
+    and is faster even so.
+
+    Args:
+      arrays: the operands, and what follows them.
+      dims: the mapped axis of each.
+      options: the call's options.
+      wanted: the operands that have tangents.
+    """
+    types = [array_type(x) for x in arrays[: len(options.operands)]]
+    if any(derivative_on(x.sharding.mesh) != FORWARD_MODE for x in types):
+        return False
+    shapes = [
+        [size for axis, size in enumerate(x.shape) if axis != dim]
+        for x, dim in zip(types, dims, strict=False)
+    ]
+    parts = [jax.ShapeDtypeStruct(x, y.dtype) for x, y in zip(shapes, types, strict=True)]
+    asked, device = spec_of_tangents(parts, options, wanted), default_device()
+    return not asked.is_empty and select.has_kernel(asked, device)
 
 
 def function_to_lower(

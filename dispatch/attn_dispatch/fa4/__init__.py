@@ -86,8 +86,9 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
 def _tangent_plan(spec: AttentionSpec, device: Device) -> Plan:
     kernels = _tangent_kernels(spec, device)
     engine = f"FlashAttention-4 ({compiled.find().versions}), kernel of the derivative"
+    mask = data_bytes(spec) + lists_bytes(spec, tangent_calls.tiles_of(kernels))[0]
     # Tangents have copies as well.
-    return Plan(engine, 0, 2 * padded_bytes(spec, kernels.head_dim, kernels.head_dim_v))
+    return Plan(engine, 0, mask + 2 * padded_bytes(spec, kernels.head_dim, kernels.head_dim_v))
 
 
 def _wide_plan(spec: AttentionSpec, device: Device) -> Plan:

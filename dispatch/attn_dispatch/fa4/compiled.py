@@ -46,8 +46,9 @@ class KernelSet:
     """What build-fa4's user called it."""
     variant_arrays: str = ""
     """A letter for each array that it reads: f for float32, i for int32."""
-    has_tangents: bool = False
-    """Whether the kernels of a forward-mode derivative are there."""
+    tangent_tile_m: int = 0
+    """0 if there are no kernels of forward-mode derivatives."""
+    tangent_tile_n: int = 0
     is_wide: bool = False
     """Whether the kernels are those for head dims beyond 256, which read no mask."""
 
@@ -60,6 +61,16 @@ class KernelSet:
     def backward_tiles(self) -> tuple[int, int]:
         """Query rows and keys of a tile, as the backward kernel's lists count them."""
         return self.backward_tile_m * self.backward_subtiles, self.backward_tile_n
+
+    @property
+    def tangent_tiles(self) -> tuple[int, int]:
+        """Query rows and keys of a tile, as the lists of a forward-mode derivative count them."""
+        return self.tangent_tile_m, self.tangent_tile_n
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether the kernels of a forward-mode derivative are there."""
+        return self.tangent_tile_m > 0
 
 
 @dataclass(frozen=True)

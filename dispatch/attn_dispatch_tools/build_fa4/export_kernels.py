@@ -81,6 +81,7 @@ class Set:
         self.dtype = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}[given["dtype"]]
         self.head_dim, self.head_dim_v = given["head_dim"], given["head_dim_v"]
         self.forward_tiles, self.backward_tiles = given["forward"], given["backward"]
+        self.tangent_tiles = given["tangent"]
         self.variant = given["variant"] or _NO_VARIANT
 
     def _heads(self, length, heads, width):
@@ -328,16 +329,18 @@ class Set:
         return self._postprocess(settings, self._key_sums(), self._key())
 
     def tangent(self):
-        return self._tangent(is_causal=False)
+        return self._tangent(*ROWS_FORM)
 
-    def tangent_causal(self):
-        return self._tangent(is_causal=True)
+    def tangent_bits(self):
+        return self._tangent(*BITS_FORM)
 
-    def _tangent(self, *, is_causal):
-        run = tangent_kernel.tangent(self.dtype, self.head_dim, self.head_dim_v, is_causal)
+    def _tangent(self, mask, mask_array):
+        tiles = self.tangent_tiles
+        run = tangent_kernel.tangent(self.dtype, self.head_dim, self.head_dim_v, tiles, mask)
         query, key, value = self._query(), self._key(), self._value()
         given = (query, key, value, query, key, value, self._out(), self._lse())
-        return run, (*given, self._out(), self._lse())
+        mask_data = mask_array(BATCH, HEADS, ROWS)
+        return run, (*given, self._out(), self._lse(), *_lists(), mask_data)
 
     def _postprocess(self, settings, sums, result):
         run = FlashAttentionBackwardPostprocess(self.dtype, self.head_dim, *settings)

@@ -79,8 +79,7 @@ typedef struct {
  *   ..._sinks         the same as the kernel without it, with sinks after rows or bits
  *   query_grad        query_sums -> dq
  *   key_value_grad    key_sums -> dk (scaled) or value_sums -> dv (scale 1)
- *   tangent           q, k, v, their tangents, out, lse -> tangents of out and lse
- *   tangent_causal    the same of a causal call, which has as many queries as keys
+ *   tangent           q, k, v, their tangents, out, lse -> tangents of out and lse, lists, rows
  *   wide_forward      q, k, v -> out, lse
  *   wide_key_grads    q, k, v, out_grad, lse2, products -> dk, dv
  *   wide_query_grad   the same -> dq
@@ -116,6 +115,8 @@ typedef struct {
   int32_t backward_tile_m;
   int32_t backward_tile_n;
   int32_t backward_subtiles;  /* tiles of query rows that an entry of a list stands for */
+  int32_t tangent_tile_m;     /* 0 if there are no tangents */
+  int32_t tangent_tile_n;
   const char* variant;        /* a digest of the change of scores; "" if they are not changed */
   const char* variant_name;   /* for people */
   const char* variant_arrays; /* a letter for each array that it reads: f for float, i for int32 */
@@ -131,7 +132,7 @@ typedef struct {
   AttnFa4Kernel backward_bits_grouped;
   AttnFa4Kernel key_value_grad;
   AttnFa4Kernel tangent;
-  AttnFa4Kernel tangent_causal;
+  AttnFa4Kernel tangent_bits;
   AttnFa4Kernel wide_forward;
   AttnFa4Kernel wide_forward_causal;
   AttnFa4Kernel wide_key_grads;

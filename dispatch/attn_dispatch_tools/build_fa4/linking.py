@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_name("fa4_library.c")
 _KERNELS = (
     "forward", "forward_bits", "forward_sinks", "forward_bits_sinks", "preprocess", "backward",
     "backward_bits", "query_grad", "backward_grouped", "backward_bits_grouped", "key_value_grad",
-    "tangent", "tangent_causal", "wide_forward", "wide_forward_causal", "wide_key_grads",
+    "tangent", "tangent_bits", "wide_forward", "wide_forward_causal", "wide_key_grads",
     "wide_key_grads_causal", "wide_query_grad", "wide_query_grad_causal",
 )  # fmt: skip
 """The kernels in the order of AttnFa4Set (fa4_library.h)."""
@@ -82,4 +82,4 @@ def _variant(kernels: KernelSet) -> str:
 def _tiles(kernels: KernelSet) -> str:
     forward, backward = kernels.forward, kernels.backward
     sizes = (forward.tile_m, forward.tile_n, backward.tile_m, backward.tile_n, backward.subtiles)
-    return f"TILES({', '.join(map(str, sizes))})"
+    return f"TILES({', '.join(map(str, (*sizes, *kernels.tangent_tiles)))})"

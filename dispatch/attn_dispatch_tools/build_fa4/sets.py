@@ -87,6 +87,8 @@ class KernelSet:
     dtype: str
     forward: Tiles
     backward: Tiles
+    tangent: Tiles | None = None
+    """None if the set has no kernels of forward-mode derivatives."""
     variant: Variant | None = None
 
     @property
@@ -110,17 +112,23 @@ class KernelSet:
         """The names of the set's kernels.
 
         Grouped heads need as many columns of values as of keys: the kernel sums both gradients in
-        the shared memory of one. Kernels for sm100 take no sinks. Tangents are of plain calls.
+        the shared memory of one. Kernels for sm100 take no sinks. Tangents are of calls that do not
+        change scores.
         """
         if self.is_wide:
             return _WIDE_KERNELS
         masked = ("forward", "forward_bits", "backward", "backward_bits")
         grouped = ("backward_grouped", "backward_bits_grouped", "key_value_grad")
         sinks = ("forward_sinks", "forward_bits_sinks") if self.arch == "sm90" else ()
-        has_tangent = (self.head_dim, self.head_dim_v) in _WITH_TANGENT.get(self.arch, ())
-        tangents = ("tangent", "tangent_causal") if has_tangent and self.variant is None else ()
+        tangents = ("tangent", "tangent_bits") if self.tangent_tiles != (0, 0) else ()
         shared = (*masked, *sinks, "preprocess", "query_grad", *tangents)
         return (*shared, *grouped) if self.head_dim == self.head_dim_v else shared
+
+    @property
+    def tangent_tiles(self) -> tuple[int, int]:
+        """Query rows and keys of a tangent's tile; 0 and 0 if the set computes none."""
+        tile = self.tangent
+        return (0, 0) if tile is None or self.variant is not None else (tile.tile_m, tile.tile_n)
 
     def as_json(self) -> dict[str, object]:
         """What export_kernels.py reads."""
@@ -171,8 +179,8 @@ _WIDE_KERNELS = (
     "wide_query_grad", "wide_query_grad_causal",
 )  # fmt: skip
 
-_WITH_TANGENT = {"sm90": ((64, 64), (128, 128), (192, 128))}
-"""The head dims of sets that have kernels of forward-mode derivatives."""
+_TANGENT = dict.fromkeys(((64, 64), (128, 128), (192, 128)), Tiles(64, 64))
+"""The tiles of kernels of forward-mode derivatives for sm90, of the head dims that have them."""
 
 # The forward kernel for sm100 has two tiles of 128 query rows at a time, for which a list has one
 # line. Both kernels end at head dim 128, but for 192/128. The backward kernel of that runs as
@@ -183,6 +191,7 @@ SETS = {
     x.name: x
     for arch, tiles_of in zip(ARCHS, (_SM90 | _WIDE_SM90, _SM100), strict=True)
     for dims, tiles in tiles_of.items()
-    for x in (KernelSet(arch, *dims, dtype, *tiles) for dtype in DTYPES)
+    for tangent in (_TANGENT.get(dims) if arch == "sm90" else None,)
+    for x in (KernelSet(arch, *dims, dtype, *tiles, tangent) for dtype in DTYPES)
 }
 """Every set by its name."""

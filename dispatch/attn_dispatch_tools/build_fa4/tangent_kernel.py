@@ -1,18 +1,29 @@
-"""The kernel of a call's forward-mode derivative for sm90, for any number of shared heads.
+"""The kernel of a call's forward-mode derivative for sm90, for any mask and number of shared heads.
 
-Part of export_kernels.py, which makes CUTLASS's DSL ready before it imports this.
+Part of export_kernels.py, which makes CUTLASS's DSL ready before it imports this. The package's
+kernel computes every tile of keys in a range. Here the range counts the entries of a tile's lists,
+those of tiles seen in part and then those of tiles seen in full, and whatever takes a number from
+the range looks up the tile.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 from fa4_jax.cute import flash_jvp
+from fa4_jax.cute.block_sparsity import BlockSparseTensors
 from fa4_jax.cute.cute_dsl_utils import assume_tensor_aligned
 from fa4_jax.cute.flash_jvp import FlashAttentionJvpSm80
+from fa4_jax.cute.tile_scheduler import SingleTileLPTScheduler
+from fa4_jax.cute.utils import AuxData
+from tile_order import LastRowsFirst
 
-_TILE_M, _TILE_N, _THREADS = 64, 64, 128
+_THREADS = 128
 
 
 @cute.jit
@@ -36,14 +47,109 @@ def _assume_aligned(x):
     return x if is_view else assume_tensor_aligned(x)
 
 
+class _Work(NamedTuple):
+    """What the kernel gets as the parameters of its scheduler."""
+
+    order: SingleTileLPTScheduler.Params
+    lists: BlockSparseTensors
+
+
+class _Scheduler:
+    """The order of tiles (tile_order.py), and the way of lists into the kernel."""
+
+    given = None
+    """Lists and the number of keys, of the kernel being traced; then what it gets."""
+
+    @staticmethod
+    def to_underlying_arguments(args):
+        lists, keys = _Scheduler.given
+        args = dataclasses.replace(args, seqlen_k=keys)
+        return _Work(LastRowsFirst.to_underlying_arguments(args), lists)
+
+    @staticmethod
+    def get_grid_shape(work):
+        return SingleTileLPTScheduler.get_grid_shape(work.order)
+
+    @staticmethod
+    def create(work):
+        _Scheduler.given = work
+        return SingleTileLPTScheduler.create(work.order)
+
+
+class _Listed:
+    """The lists of a thread block's tile of queries, in place of the package's BlockInfo: the
+    range of tiles counts their entries, partial ones first."""
+
+    latest = None
+    """That of the kernel being traced, which constructs one."""
+
+    def __init__(self, tile_m, tile_n, *rest, **named):
+        order, lists = _Scheduler.given
+        place = SingleTileLPTScheduler.create(order).initial_work_tile_info().tile_idx
+        block, head, batch, _ = place
+        counts, indices, full_counts, full_indices = lists[:4]
+        self._partial_count = counts[batch, head, block]
+        self._count = self._partial_count + full_counts[batch, head, block]
+        self._partial = indices[batch, head, block, None]
+        self._full = full_indices[batch, head, block, None]
+        self._tile_n, self._keys = tile_n, None
+        _Listed.latest = self
+
+    def get_n_block_min_max(self, seqlen, m_block):
+        self._keys = seqlen.seqlen_k
+        return 0, self._count
+
+    @cute.jit
+    def tile(self, entry):
+        """The entry's tile of keys; 0 where the lists are empty."""
+        found = Int32(0)
+        if entry < self._partial_count:
+            found = self._partial[entry]
+        if (entry >= self._partial_count) & (entry < self._count):
+            found = self._full[entry - self._partial_count]
+        return found
+
+    @cute.jit
+    def hide(self, mask, scores, entry):
+        """Applies the mask unless every pair is seen. A tile that reaches past the last key has
+        pairs that no list knows of."""
+        tile = self.tile(entry)
+        is_listed = (entry >= self._partial_count) & (entry < self._count)
+        if not (is_listed & ((tile + 1) * self._tile_n <= self._keys)):
+            mask(scores, n_block=tile)
+
+
+class _Tangent(FlashAttentionJvpSm80):
+    """The package's kernel, with entries of lists for tiles of keys."""
+
+    def load_K(self, *arrays, **named):
+        _load(FlashAttentionJvpSm80.load_K, self, *arrays, **named)
+
+    def load_V(self, *arrays, **named):
+        _load(FlashAttentionJvpSm80.load_V, self, *arrays, **named)
+
+    def compute_one_n_block(self, entry, *, mask_fn, **named):
+        hide = partial(_Listed.latest.hide, mask_fn)
+        FlashAttentionJvpSm80.compute_one_n_block(
+            self, entry, mask_fn=lambda scores, n_block: hide(scores, n_block), **named
+        )
+
+
+def _load(load, kernel, *arrays_and_entry, need_predicates, **named):
+    """Any entry may be the last tile, which may be smaller."""
+    *arrays, entry = arrays_and_entry
+    load(kernel, *arrays, _Listed.latest.tile(entry), need_predicates=True, **named)
+
+
 flash_jvp.assume_tensor_aligned = _assume_aligned
+flash_jvp.BlockInfo, flash_jvp.SingleTileScheduler = _Listed, _Scheduler
 
 
-def tangent(dtype, head_dim, head_dim_v, is_causal):
-    """The kernel as a function. A causal call has as many queries as keys."""
-    run = FlashAttentionJvpSm80(
-        dtype, head_dim, head_dim_v, 1, is_causal=is_causal, is_local=False, tile_m=_TILE_M,
-        tile_n=_TILE_N, num_threads=_THREADS,
+def tangent(dtype, head_dim, head_dim_v, tiles, mask):
+    """The kernel as a function, for masks of one form (mask_forms.py)."""
+    run = _Tangent(
+        dtype, head_dim, head_dim_v, 1, is_causal=False, is_local=False, tile_m=tiles["tile_m"],
+        tile_n=tiles["tile_n"], num_threads=_THREADS, mask_mod=mask, has_aux_tensors=True,
     )  # fmt: skip
 
     @cute.jit
@@ -58,6 +164,11 @@ def tangent(dtype, head_dim, head_dim_v, is_causal):
         lse: cute.Tensor,
         out_tangent: cute.Tensor,
         lse_tangent: cute.Tensor,
+        partial_counts: cute.Tensor,
+        partial_indices: cute.Tensor,
+        full_counts: cute.Tensor,
+        full_indices: cute.Tensor,
+        mask_data: cute.Tensor,
         scale: Float32,
         stream: cuda.CUstream,
     ):
@@ -65,9 +176,11 @@ def tangent(dtype, head_dim, head_dim_v, is_causal):
         k, v = _for_each_query_head(k, heads), _for_each_query_head(v, heads)
         k_tangent = _for_each_query_head(k_tangent, heads)
         v_tangent = _for_each_query_head(v_tangent, heads)
+        lists = BlockSparseTensors(partial_counts, partial_indices, full_counts, full_indices)
+        _Scheduler.given = lists, k.shape[1]
         run(
             q, k, v, q_tangent, k_tangent, v_tangent, out, lse, out_tangent, lse_tangent, scale,
-            stream=stream,
+            aux_data=AuxData(tensors=[mask_data]), stream=stream,
         )  # fmt: skip
 
     return call

@@ -1,8 +1,8 @@
 /* One kernel on the CPU, under the symbols that CUTLASS's DSL gives a compiled one, for tests of
  * the handlers that launch it. The build defines KERNEL (one of those below), NAME (of the kernel
  * and its set), IS_BFLOAT16, HEAD_DIM, HEAD_DIM_V, and the tiles FORWARD_M, FORWARD_N, BACKWARD_M,
- * BACKWARD_N and SUBTILES; for a variant, also FORWARD_CODE, BACKWARD_CODE, MOD_ARRAYS (a list of
- * the declarations of its arrays) and MOD_COUNT.
+ * BACKWARD_N, SUBTILES, TANGENT_M and TANGENT_N; for a variant, also FORWARD_CODE, BACKWARD_CODE,
+ * MOD_ARRAYS (a list of the declarations of its arrays) and MOD_COUNT.
  *
  * It computes only what its lists name, and only if the driver accepts the launch. */
 #include <math.h>
@@ -23,7 +23,7 @@
 #define forward_bits_sinks 10
 #define forward_sinks 11
 #define tangent 12
-#define tangent_causal 13
+#define tangent_bits 13
 #define wide_forward 14
 #define wide_forward_causal 15
 #define wide_key_grads 16
@@ -31,9 +31,10 @@
 #define wide_query_grad 18
 #define wide_query_grad_causal 19
 
-#define READS_BITS (KERNEL >= forward_bits && KERNEL <= forward_bits_sinks)
+#define READS_BITS \
+  ((KERNEL >= forward_bits && KERNEL <= forward_bits_sinks) || KERNEL == tangent_bits)
 #define HAS_SINKS (KERNEL == forward_bits_sinks || KERNEL == forward_sinks)
-#define IS_TANGENT (KERNEL == tangent || KERNEL == tangent_causal)
+#define IS_TANGENT (KERNEL == tangent || KERNEL == tangent_bits)
 #define IS_FORWARD (KERNEL == forward || KERNEL == forward_bits || HAS_SINKS)
 #define IS_UNGROUPED (KERNEL == backward || KERNEL == backward_bits)
 #define IS_BACKWARD (IS_UNGROUPED || KERNEL == backward_grouped || KERNEL == backward_bits_grouped)
@@ -88,7 +89,7 @@ static inline float dot(const uint16_t* x, const uint16_t* y, int width) {
 #define MOD_COUNT 0
 #endif
 
-#if IS_FORWARD || IS_BACKWARD
+#if IS_FORWARD || IS_BACKWARD || IS_TANGENT
 /* The operations of programs/scalar_code.py. */
 #define add(x, y) ((x) + (y))
 #define sub(x, y) ((x) - (y))
@@ -287,25 +288,31 @@ static void compute(void** arrays, float scale) {
 }
 
 #elif IS_TANGENT
-enum { ARRAYS = 10 };
+enum { ARRAYS = 15 };
 static void compute(void** arrays, float scale) {
   Heads *q = arrays[0], *k = arrays[1], *v = arrays[2];
   Heads *q_tangent = arrays[3], *k_tangent = arrays[4], *v_tangent = arrays[5];
   Heads *out = arrays[6], *out_tangent = arrays[8];
   Numbers *lse = arrays[7], *lse_tangent = arrays[9];
   const int32_t length = q->shape[1], keys = k->shape[1], heads = q->shape[2];
-  const int32_t group = heads / k->shape[2];
+  const int32_t group = heads / k->shape[2], most = (keys + TANGENT_N - 1) / TANGENT_N;
+  char* tiles = malloc(most);
   for (int32_t b = 0; b < q->shape[0]; ++b)
     for (int32_t n = 0; n < heads; ++n)
       for (int32_t t = 0; t < length; ++t) {
-        const int32_t seen = KERNEL == tangent_causal ? t + 1 : keys;
+        read_line(arrays + 10, b, n, t / TANGENT_M, tiles, most);
         const uint16_t* query = head(q, b, t, n, HEAD_DIM);
         float mean = 0, sum[HEAD_DIM_V] = {0};
-        for (int32_t s = 0; s < seen; ++s) {
+        const float sums = numbers(lse, b, n)[t]; /* P is 0 without it, but 0 * NaN is NaN */
+        for (int32_t s = 0; s < keys; ++s) {
+          const char tile = tiles[s / TANGENT_N];
+          if (tile == NONE) continue;
+          const int is_seen = sums != -INFINITY && (tile == ALL || sees(arrays[14], b, n, t, s));
           const uint16_t* key = head(k, b, s, n / group, HEAD_DIM);
           const uint16_t* value = head(v, b, s, n / group, HEAD_DIM_V);
           const uint16_t* value_moved = head(v_tangent, b, s, n / group, HEAD_DIM_V);
-          const float weight = expf(scale * dot(query, key, HEAD_DIM) - numbers(lse, b, n)[t]);
+          const float score = scale * dot(query, key, HEAD_DIM);
+          const float weight = is_seen ? expf(score - sums) : 0;
           const float moved = weight * scale *
                               (dot(head(q_tangent, b, t, n, HEAD_DIM), key, HEAD_DIM) +
                                dot(query, head(k_tangent, b, s, n / group, HEAD_DIM), HEAD_DIM));
@@ -318,6 +325,7 @@ static void compute(void** arrays, float scale) {
         for (int i = 0; i < HEAD_DIM_V; ++i) result[i] = narrow(sum[i] - mean * wide(row[i]));
         numbers(lse_tangent, b, n)[t] = mean;
       }
+  free(tiles);
 }
 
 #elif KERNEL >= wide_forward

@@ -64,12 +64,11 @@ std::pair<std::string, std::string> run(const std::string& name, bool has_bits, 
 }
 
 // The same of a tangent.
-std::pair<std::string, std::string> tangent(const std::string& name, bool is_causal,
+std::pair<std::string, std::string> tangent(const std::string& name, bool has_bits,
                                             const std::vector<Described>& operands,
                                             const std::vector<Described>& results) {
   CompiledSet* set = compiled_library()->find(name);
-  CallKind kind;
-  kind.is_causal = is_causal;
+  const CallKind kind = {has_bits ? MaskForm::kBits : MaskForm::kRows};
   Status status = load_pass(*set, kind, Pass::kTangent, 0);
   if (status.ok()) {
     status = run_tangent(*set, kind, 1, arrays_of(operands), arrays_of(results),

@@ -1,0 +1,1 @@
+"""A transformer trained by MeanFlow, whose loss has a forward-mode derivative: see README.md."""
