@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +33,10 @@ class Kind:
     """How many tokens before itself a token sees; None: all."""
 
     @property
-    def options(self) -> dict[str, object]:
+    def options(self) -> dict[str, Any]:
         """The arguments of dot_product_attention."""
         window = None if self.window is None else (self.window, 0)
-        # Queries and keys are normalised, so that scores need no scale.
-        return {"is_causal": True, "local_window_size": window, "scale": 1.0}
+        return {"is_causal": True, "local_window_size": window}
 
 
 LOCAL, GLOBAL = Kind(256, window=1024), Kind(512, kv_heads=1)
@@ -72,8 +72,7 @@ def attention(x: jax.Array, parameters: Parameters, kind: Kind) -> jax.Array:
         jnp.einsum("btw,wnh->btnh", x, parameters[name].astype(x.dtype))
         for name in ("query", "key", "value")
     )
-    q = normalised(q) * kind.head_dim**-0.5
-    out = dot_product_attention(q, normalised(k), v, **kind.options)
+    out = dot_product_attention(normalised(q), normalised(k), v, **kind.options)
     return jnp.einsum("btnh,nhw->btw", out, parameters["out"].astype(x.dtype))
 
 

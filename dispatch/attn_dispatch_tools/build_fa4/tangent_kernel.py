@@ -57,7 +57,7 @@ class _Work(NamedTuple):
 class _Scheduler:
     """The order of tiles (tile_order.py), and the way of lists into the kernel."""
 
-    given = None
+    given = (None, None)
     """Lists and the number of keys, of the kernel being traced; then what it gets."""
 
     @staticmethod
@@ -80,7 +80,7 @@ class _Listed:
     """The lists of a thread block's tile of queries, in place of the package's BlockInfo: the
     range of tiles counts their entries, partial ones first."""
 
-    latest = None
+    latest: _Listed
     """That of the kernel being traced, which constructs one."""
 
     def __init__(self, tile_m, tile_n, *rest, **named):
