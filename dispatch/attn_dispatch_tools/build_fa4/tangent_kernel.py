@@ -57,7 +57,7 @@ class _Work(NamedTuple):
 class _Scheduler:
     """The order of tiles (tile_order.py), and the way of lists into the kernel."""
 
-    given = (None, None)
+    given: tuple
     """Lists and the number of keys, of the kernel being traced; then what it gets."""
 
     @staticmethod

@@ -92,8 +92,7 @@ static void compute(void** arrays, float scale) {
         float dq[HEAD_DIM] = {0}, dk[HEAD_DIM], dv[HEAD_DIM];
         memset(dk, 0, sizeof dk);
         memset(dv, 0, sizeof dv);
-        for (int32_t s = 0; s < seen(q, k, t); ++s)
-          add_pair(arrays, scale, b, n, t, s, dq, dk, dv);
+        for (int32_t s = 0; s < seen(q, k, t); ++s) add_pair(arrays, scale, b, n, t, s, dq, dk, dv);
         write_row(wide_head(query_grad_, b, t, n), dq, q->shape[3]);
       }
 }
