@@ -74,7 +74,13 @@ def _wide() -> Iterator[Cell]:
             for options in (_CAUSAL, {}):
                 call = _call(1, t, 8, 4, h, **options)
                 yield Cell(f"d{h} {_mask_name(options)} 8/4 b1 {_size(t)}", call)
-    for b, t, n, k, h in ((1, 4096, 16, 8, 512), (1, 4096, 16, 16, 320), (8, 512, 8, 1, 384)):
+    sizes = (
+        (1, 4096, 16, 8, 512),
+        (1, 4096, 16, 16, 320),
+        (8, 512, 8, 1, 384),
+        (1, 1024, 8, 4, 512),
+    )
+    for b, t, n, k, h in (*sizes, (1, 512, 8, 4, 512)):
         for options in (_CAUSAL, {}):
             name = f"d{h} {_mask_name(options)} {n}/{k} b{b} {_size(t)}"
             yield Cell(name, _call(b, t, n, k, h, **options))

@@ -65,7 +65,7 @@ def _names(spec: AttentionSpec, *known: Fake, device: Device = CUDA) -> list[str
         (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
         (512, 512, 8192, ["fa4", "cudnn", "flash"], ["flash", "cudnn", "fa4"]),
         (320, 320, 2048, ["fa4", "cudnn", "flash"], ["flash", "cudnn", "fa4"]),
-        (320, 320, 512, ["cudnn", "flash", "fa4"], ["flash", "cudnn", "fa4"]),
+        (320, 320, 512, ["fa4", "cudnn", "flash"], ["flash", "cudnn", "fa4"]),
     ],
 )
 def test_implementations_are_ordered_by_measured_speed(h, v, t, forward, back):
@@ -145,16 +145,25 @@ def test_xla_is_preferred_without_a_warning_and_never_under_the_error_policy(tab
             assert select.has_kernel(_spec(), CUDA)
 
 
-class Unusable(Fake):
-    def unusable_reason(self, device: Device) -> str:
-        return "its library cannot be loaded"
-
-
-def test_xla_is_not_preferred_where_no_kernel_could_run(table):
+def test_xla_is_not_preferred_where_no_kernel_runs_the_call(table, monkeypatch):
     """Then the warning of a fallback says why."""
     table(_row("xla"))
-    assert _names(_spec(), Unusable("kernel"), XLA) == ["kernel", "xla"]
-    assert _names(_spec(), Unusable("kernel"), EXTRA, XLA)[0] == "xla"
+    refuses = Fake("kernel", ("a head dim of 512",))
+    assert _names(_spec(), refuses, XLA) == ["kernel", "xla"]
+    assert _names(_spec(), refuses, EXTRA, XLA)[0] == "xla"
+    monkeypatch.setattr(select, "IMPLEMENTATIONS", (refuses, XLA))
+    with pytest.warns(attn_dispatch.AttentionFallbackWarning, match="a head dim of 512"):
+        assert select.choose(_spec(), CUDA).NAME == "xla"
+
+
+@needs_cudnn
+def test_a_backward_pass_that_no_kernel_runs_is_a_fallback():
+    """The rows put XLA first there, before fa4, which is not built."""
+    spec = _spec(b=1, t=2048, s=2048, n=8, k=8, h=512, v=512)
+    backward = spec.backward(Case("preferred", dtype="bfloat16").backward_options())
+    assert not backward.wanted.derivative
+    with attn_dispatch.target("h200"), pytest.warns(attn_dispatch.AttentionFallbackWarning):
+        assert select.choose(backward, CUDA).NAME == "xla"
 
 
 @needs_cudnn

@@ -87,7 +87,12 @@ def behind(
     table = preferences.by_arch_and_direction(rows)
     device = device_of(report)
     cells = [_without(without, x) for x in report["cells"]]
-    with mock.patch.object(preferences, "_table", lambda: table), attn_dispatch.fallback("warn"):
+    runs = mock.patch.object(preferences, "reasons_and_chain", lambda *_: ((), None))
+    with (
+        mock.patch.object(preferences, "_table", lambda: table),
+        runs,
+        attn_dispatch.fallback("warn"),
+    ):
         return [x for cell in cells for x in _behind_in(cell, device)]
 
 

@@ -16,7 +16,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
-from attn_dispatch.core.eligibility import reasons_as_it_is
+from attn_dispatch.core.eligibility import reasons_and_chain, reasons_as_it_is
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 
@@ -79,9 +79,9 @@ def put_first(
     """The implementations that rows put first for this call on this device, each with its row.
 
     They come in the order of the rows, up to one that is known to run the call. XLA comes first
-    only if no row before it fits, if the fallback policy is not "error", if kernels are usable on
-    the device, and if it takes little scratch memory. An extra does only if it runs the call as it
-    is, unless its row allows rewrites.
+    only if no row before it fits, if the fallback policy is not "error", if a kernel would run the
+    call, and if XLA takes little scratch memory. An extra does only if it runs the call as it is,
+    unless its row allows rewrites.
 
     Args:
       is_expected: whether an implementation is for the device and, if it is an extra, usable.
@@ -110,13 +110,15 @@ def _may_replace_kernels(
     xla: Implementation, known: Iterable[Implementation], spec: AttentionSpec, device: Device
 ) -> bool:
     """Whether XLA may come before kernels. They keep to a limit of scratch memory, and XLA copies
-    its operands."""
+    its operands. If no kernel runs the call, the warning of `select.choose` says why."""
     if settings.current().fallback == "error":
         return False
-    if all(x.PLATFORM is None or x.unusable_reason(device) for x in known):
-        return False  # the warning of `select.choose` says why
     limit = scratch.limit_of(spec, device, lambda: 0)
-    return limit is None or xla.plan(spec, device).scratch_bytes <= limit.bytes
+    if limit is not None and xla.plan(spec, device).scratch_bytes > limit.bytes:
+        return False
+    # Extras first: their rules answer at once, and cuDNN has to plan.
+    kernels = sorted((x for x in known if x.PLATFORM), key=lambda x: not x.IS_EXTRA)
+    return any(not reasons_and_chain(x, spec, device)[0] for x in kernels)
 
 
 def _is_measured(spec: AttentionSpec) -> bool:
