@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, explain_program
+from attn_dispatch import dot_product_attention, explain_program, fallback, target
 from attn_dispatch.fa4.compiled import TANGENT_TARGET
 from tests.support.fa4_emulated import needs_computing_kernels
 from tests.support.h100_of_stand_ins import h100
@@ -290,3 +290,15 @@ def test_explain_program_says_what_runs_the_tangents(name: str):
     program = partial(PROGRAMS[name][0], ours)
     text = str(explain_program(program, arrays, arrays, target="sm90"))
     assert REASONS.get(name, "kernel of the derivative") in " ".join(text.split())
+
+
+@pytest.mark.parametrize("empty", ["query", "key"])
+def test_an_empty_call_has_no_fallback(empty: str):
+    sizes = {
+        "query": (1, 0 if empty == "query" else 8, 4, 64),
+        "key": (1, 0 if empty == "key" else 8, 4, 64),
+    }
+    q, k = (jnp.zeros(sizes[x], jnp.bfloat16) for x in ("query", "key"))
+    program = jax.jit(lambda q, k: jax.jvp(dot_product_attention, (q, k, k), (q, k, k)))
+    with target("h100"), fallback("error"):
+        program.trace(q, k).lower(lowering_platforms=("cuda",))

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 import pytest
 
+import attn_dispatch
 from attn_dispatch import fa4
 from attn_dispatch.call.options import FORWARD_MODE
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.eligibility import reasons_and_chain
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import compiled
@@ -167,6 +169,14 @@ def test_the_reason_names_the_kernels_that_there_are(device, compiled_for: str):
     assert [x.text for x in reasons if x.rule == "fa4/tangent"] == [
         f"kernels of forward-mode derivatives are compiled for {compiled_for}, got 256/256 bfloat16"
     ]
+
+
+def test_the_limit_on_scratch_memory_holds_for_tangents():
+    spec = asked(replace(PLAIN, t=2048, s=2048, mask=(1, 1, 2048, 2048)))
+    assert not reasons_and_chain(fa4, spec, SM90)[0]
+    with attn_dispatch.scratch_limit("100 kB"):
+        (reason,) = reasons_and_chain(fa4, spec, SM90)[0]
+    assert reason.rule == "scratch_limit"
 
 
 def test_the_plan_names_the_kernel_and_counts_padded_copies():

@@ -117,7 +117,10 @@ def _one_direction(
     is_out_of_reach = spec.symbols or spec.wanted.derivative is not None
     if is_elsewhere or is_out_of_reach:
         reasons = certain_reasons(spec, reasons, None)
-        return reasons, Chain((), spec, reasons)
+        chain = Chain((), spec, reasons)
+        if reasons or is_elsewhere or spec.symbols or implementation is xla:
+            return reasons, chain
+        return _within_limit(implementation, chain, device)
     current = settings.current()
     terms = _terms(implementation, spec, against)
     if reasons and is_unknown(reasons):
@@ -271,12 +274,19 @@ _SYMBOLS = Rule[AttentionSpec](
     facts=lambda spec: {"symbols": ", ".join(spec.symbols)},
 )
 
+_DERIVATIVE_REMEDIES = (
+    f'pass implementation="{xla.NAME}"',
+    "let `fa4` compute it on sm90: run `attn-dispatch build-fa4`, and name it if you name "
+    f'implementations; or pass implementation="{xla.NAME}"',
+)
+"""For second derivatives, and for forward-mode ones."""
+
 _DERIVATIVE = Rule[AttentionSpec](
     "derivative",
     lambda spec: spec.wanted.derivative is not None,
     "it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for a "
     "{derivative}",
-    f'pass implementation="{xla.NAME}"',
+    lambda spec: _DERIVATIVE_REMEDIES[spec.wanted.derivative == FORWARD_MODE],
     facts=lambda spec: {"derivative": spec.wanted.derivative},
 )
 

@@ -264,6 +264,8 @@ def allow_formula(spec: AttentionSpec, device: Device) -> None:
       NotImplementedError: if another implementation was asked for, if it draws the dropout mask, or
         if the policy is "error".
     """
+    if spec.is_empty:
+        return  # its tangents are constants
     if spec.meaning.dropout_rate:
         drawn_by = choose(spec.returning(replace(spec.wanted, derivative=None)), device)
         spec = spec.by(drawn_by.NAME)

@@ -18,7 +18,7 @@ import numpy as np
 
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.devices.clear_rows import cleared
+from attn_dispatch.devices.clear_rows import cleared, cleared_together
 from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import TANGENT_TARGET, CompiledLibrary, KernelSet
 from attn_dispatch.fa4.rules import RULES
@@ -121,8 +121,11 @@ def tangents(
         arrays[i] = scaled_query(spec, arrays[i])
     if rows.real_keys is not None:
         # 0 * NaN is NaN, also where a weight is 0 because the pair is hidden.
-        for i in (1, 2, 4, 5):
-            arrays[i] = cleared(arrays[i], _by_row(rows.real_keys))
+        real = _by_row(rows.real_keys)
+        of_keys = (1, 2, 4, 5)
+        clean = cleared_together(*((arrays[i], real) for i in of_keys))
+        for i, x in zip(of_keys, clean, strict=True):
+            arrays[i] = x
     widths = (kernels.head_dim, kernels.head_dim, kernels.head_dim_v)
     wide = [pad_last(x, width) for x, width in zip(arrays, 2 * widths, strict=True)]
     out, lse = pad_last(operands["out"], kernels.head_dim_v), operands["lse"]
