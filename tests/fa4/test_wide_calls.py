@@ -61,6 +61,7 @@ CASES = {
     "more keys, top left": replace(CAUSAL, s=130, lse_grad=True),
     "another number of keys": replace(PLAIN, t=33, s=130, n=2),
     "keys after the diagonal": replace(CAUSAL, window=(None, 3), is_causal=False, s=90),
+    "a window that hides nothing": replace(CAUSAL, window=(69, 0), is_causal=False),
     "keys before the diagonal": replace(BOTTOM, window=(None, -3), is_causal=False),
     "a band that hides nothing": replace(CAUSAL, t=1, s=1),
     "one query": replace(BOTTOM, t=1, s=40),
@@ -119,6 +120,7 @@ IDS = ((1,) * 30 + (2,) * 40,)
 REFUSED = {
     "a window": (replace(PLAIN, window=(3, 0)), "fa4/wide_window"),
     "a window of both sides": (replace(PLAIN, window=(3, 4)), "fa4/wide_window"),
+    "a window that hides one key": (replace(PLAIN, window=(68, 0)), "fa4/wide_window"),
     "fewer keys, top left": (replace(CAUSAL, t=71), "fa4/wide_causal"),
     "no visible key": (replace(PLAIN, window=(None, -70)), "fa4/wide_causal"),
     "a mask": (replace(PLAIN, mask=(1, 1, 70, 70)), "feature/mask"),

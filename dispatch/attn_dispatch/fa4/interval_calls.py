@@ -182,9 +182,10 @@ def _set_for(
         width, width_v, dtype, variant=variant, has_grouped_gradients=is_backward and is_grouped
     )
     if found is None:
+        known = compiled.names(x for x in library.sets if not x.is_wide)
         raise ValueError(
             f"head dims and dtype: expected at most those of a compiled set of "
-            f"FlashAttention-4's kernels for {arch} ({compiled.names(library.sets)}), got "
+            f"FlashAttention-4's kernels for {arch} ({known}), got "
             f"{width}/{width_v} {dtype}{variant and f' with the score_mod of digest {variant}'}"
         )
     return found

@@ -79,7 +79,7 @@ _COMPILED = Rule[_KernelCall](
     "kernels are compiled for {compiled}, got {width}/{width_v} {dtype}{grouped}",
     lambda c: c.remedy,
     facts=lambda c: {
-        "compiled": compiled.names(x for x in c.library.sets if not x.variant),
+        "compiled": compiled.names(x for x in c.library.sets if not (x.variant or x.is_wide)),
         "width": c.spec.head_dim,
         "width_v": c.spec.head_dim_v,
         "dtype": c.spec.dtype,

@@ -68,9 +68,19 @@ class _Seen:
         return max(spec.seq_len_q - self.keys, 0) if self.is_causal else 0
 
 
+def _has_window(spec: AttentionSpec) -> bool:
+    """Whether the left side hides a key, from the last query if from any."""
+    left = spec.band[0]
+    if left is None:
+        return False
+    offset = spec.seq_len_kv - spec.seq_len_q
+    is_right = spec.meaning.causal_alignment == "bottom_right"
+    return spec.seq_len_q - 1 + (offset if is_right else 0) > left
+
+
 _WINDOW = Rule[AttentionSpec](
     "fa4/wide_window",
-    lambda s: s.band[0] is not None,
+    _has_window,
     f"a window with head dims from {_NARROWEST} on, whose kernels have none",
 )
 
@@ -80,7 +90,11 @@ _CORNER = Rule[AttentionSpec](
     "{queries:,} queries and {keys:,} keys, where the last query would be level with key {level:,}:"
     f" kernels for head dims from {_NARROWEST} on take calls in which it sees a key, and is not "
     "past the last",
-    lambda s: 'pass causal_alignment="bottom_right", if that is meant' if s.seq_len_kv else "",
+    lambda s: (
+        'pass causal_alignment="bottom_right", if that is meant'
+        if s.seq_len_kv and s.band[1] == 0 and s.seq_len_q != s.seq_len_kv
+        else ""
+    ),
     facts=lambda s: {
         "queries": s.seq_len_q,
         "keys": s.seq_len_kv,
