@@ -54,7 +54,7 @@ Status in_result(const ffi::AnyBuffer& rows, const ffi::AnyBuffer& flags,
 ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::RemainingArgs args,
                  ffi::RemainingRets rets) {
   const size_t number = rets.size();
-  if (args.size() != 2 * number || number > kMostArrays) {
+  if (number == 0 || args.size() != 2 * number || number > kMostArrays) {
     return to_ffi({Code::kWrongCall, "expected 1 to " + std::to_string(kMostArrays) +
                                          " arrays with flags for each, got " +
                                          std::to_string(args.size()) + " operands and " +

@@ -5,6 +5,7 @@ Run from the repository root: python -m examples.mean_flow --help
 
 import argparse
 import dataclasses
+import statistics
 
 import jax
 
@@ -41,10 +42,14 @@ def main(arguments: list[str] | None = None) -> list[float]:
     run = train(
         config, batch, ATTENTION[args.attention], steps=args.steps, rate=args.rate, seed=args.seed
     )
-    for number, (value, speed) in enumerate(run):
+    shown = 0
+    for number, (value, speed) in enumerate(run, 1):
         losses.append(value)
-        if number % max(args.steps // 10, 1) == 0 or number == args.steps - 1:
-            print(f"step {number}: loss {value:.4f}, {speed:.2f} steps/s", flush=True)
+        if number % max(args.steps // 10, 1) == 0 or number == args.steps:
+            # The loss of one batch varies more than ten steps lower it.
+            mean = statistics.fmean(losses[shown:])
+            print(f"steps to {number}: mean loss {mean:.4f}, {speed:.2f} steps/s", flush=True)
+            shown = number
     return losses
 
 

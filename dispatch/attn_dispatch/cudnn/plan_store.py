@@ -1,8 +1,8 @@
 """A folder of plans shared by processes: what one has planned, the next one reads.
 
 A file's name is a hash of everything that its plan depends on, and its first line is a checksum of
-the rest. Files appear whole or not at all. A bad file or folder costs a new planning and nothing
-else. Plans are code, so none is read that another user could have written.
+the rest. Files appear whole or not at all. A damaged file or folder costs a new planning and
+nothing else. Plans are code, so none is read that another user could have written.
 """
 
 from __future__ import annotations

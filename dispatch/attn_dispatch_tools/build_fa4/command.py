@@ -34,10 +34,10 @@ The kernels' sources and their compiler are installed from {environment.SOURCES}
 {environment.COMPILER}, into an environment of their own in the cache folder of your user. Their
 licences are in these packages. NVIDIA's for the compiler permits its output on NVIDIA GPUs only.
 
-With --mod, every chosen set is also compiled with a score_mod, and with the derivative that JAX
-finds of it. Such kernels run the calls that do the same to their scores, whoever wrote the mod:
-a soft cap and ALiBi also run as logits_soft_cap and alibi_slopes. Values of arrays that a mod reads
-are not compiled: a call brings its own.
+With --mod, every chosen set for sm90 with head dims up to 256 is also compiled with a score_mod,
+and with the derivative that JAX finds of it. Such kernels run the calls that do the same to their
+scores, whoever wrote the mod: a soft cap and ALiBi also run as logits_soft_cap and alibi_slopes.
+Values of arrays that a mod reads are not compiled: a call brings its own.
 
 The library replaces the one that is there, with all its sets and mods; with --add they stay in it.
 
@@ -175,7 +175,7 @@ def build(
     cache = fa4_folder.cache()
     compiled = [kept(cache, x, host) for x in sets]
     if missing := [x for x in compiled if not x.is_complete]:
-        with waiting(f"Installing {environment.SOURCES} and {environment.COMPILER}"):
+        with waiting(f"Installing {', '.join(environment.PACKAGES)}"):
             inside = environment.made(cache, python)
         with progress("Compiling", len(missing), is_stderr=True) as shown:
             compile_all(missing, inside, jobs, shown.step)
@@ -191,7 +191,9 @@ def chosen(
     found = {name: x for name, x in SETS.items() if x.arch in (archs or ARCHS[:1])}
     for pattern in patterns or ():
         if not fnmatch.filter(found, pattern):
-            raise ValueError(f"--set: expected one of {', '.join(found)}, got {pattern!r}")
+            elsewhere = {x.arch for x in SETS.values() if fnmatch.fnmatchcase(x.name, pattern)}
+            how = f", which needs --arch {min(elsewhere)}" if elsewhere else ""
+            raise ValueError(f"--set: expected one of {', '.join(found)}, got {pattern!r}{how}")
     wanted = patterns or ("*",)
     return [x for name, x in found.items() if any(fnmatch.fnmatchcase(name, y) for y in wanted)]
 

@@ -28,6 +28,9 @@ WIDE_SOURCES = ("ffpa-attn==0.2.4", "quack-kernels==0.6.4")
 version alone. Their PyTorch is not installed, as export_wide_kernels.py replaces what is imported
 of it, and methods of the kernels, which only this version is known to have."""
 
+PACKAGES = (SOURCES, *WIDE_SOURCES, COMPILER)
+"""What is installed, with versions."""
+
 _INTERFACE = "apache-tvm-ffi>=0.1.6,<0.2"
 """What the sources import beside the compiler. Their other requirements, JAX and PyTorch among
 them, are for calling the kernels from Python."""
