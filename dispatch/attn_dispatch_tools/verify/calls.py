@@ -104,11 +104,11 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
 def custom_calls_in(text: str) -> set[str]:
     """The names of this library's custom calls in a lowered program.
 
-    The variants for packed sequences and split keys count under the plain name. clear_rows does not
-    count, because it computes nothing.
+    The variants for packed sequences, split keys and wide heads count under the plain name.
+    clear_rows does not count, because it computes nothing.
     """
     found = re.findall(r"custom_call @(attn_dispatch\w*?)(?:_packed|_split_kv)?\b", text)
-    return {*found} - {"attn_dispatch_clear_rows"}
+    return {x.replace("_wide_", "_") for x in found} - {"attn_dispatch_clear_rows"}
 
 
 def custom_calls_of(name: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import pytest
 
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import compiled, wide_calls
+from attn_dispatch_tools.verify.calls import custom_calls_in, custom_calls_of
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.suite import Conformance
 from attn_dispatch_tools.verify.wide_cases import WIDE_HEADS, wide_examples
@@ -29,6 +30,12 @@ def test_same_seed_draws_the_same_cases():
     assert wide_examples(60, 5)[:30] == first and wide_examples(30, 6) != first
     for case in first:
         assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+
+
+def test_their_custom_calls_count_as_those_of_the_implementation():
+    wide = (compiled.WIDE_FORWARD_TARGET, compiled.WIDE_BACKWARD_TARGET)
+    text = " ".join(f"custom_call @{x}(%0)" for x in wide)
+    assert custom_calls_in(text) == {*custom_calls_of("fa4").values()}
 
 
 def test_drawn_calls_have_all_that_the_kernels_tell_apart():
