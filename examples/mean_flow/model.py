@@ -16,12 +16,12 @@ Params = dict[str, Any]
 class Config:
     tokens: int
     channels: int
-    """The numbers of a token."""
+    """How many numbers a token has."""
     width: int
     heads: int
     layers: int
     dtype: str = "bfloat16"
-    """Of activations. Parameters are float32."""
+    """The dtype of activations; parameters are float32."""
 
 
 def initial(config: Config, key: jax.Array) -> Params:

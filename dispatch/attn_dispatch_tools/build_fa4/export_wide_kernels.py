@@ -118,7 +118,7 @@ class Set:
     def __init__(self, given: dict) -> None:
         self.dtype = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}[given["dtype"]]
         self.classes = _CLASSES[given["head_dim"]]
-        # Of a narrower one the kernels check where it ends.
+        # The kernels check where a head dim ends that is narrower than the set's.
         self.head_dim = given["head_dim"] - 8
         self.forward_tiles, self.backward_tiles = given["forward"], given["backward"]
 

@@ -81,7 +81,7 @@ class _Listed:
     range of tiles counts their entries, partial ones first."""
 
     latest: _Listed
-    """That of the kernel being traced, which constructs one."""
+    """The instance of the kernel that is being traced."""
 
     def __init__(self, tile_m, tile_n, *rest, **named):
         order, lists = _Scheduler.given
