@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.fa4 import compiled, score_rules
+from attn_dispatch.fa4 import score_rules
 from attn_dispatch.fa4.call import kernels_for, plain_kernels_for, score_change, tiles_of
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
+from attn_dispatch.fa4.kernel_call import KernelCall
 from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import interval_plan, mask_data
 from attn_dispatch.semantics.common_rules import DTYPE, scale_remedy
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
+MASKS = ("causality and windows", "lengths", "segment ids", "cu_seqlens", "mask", "mask_mod")
+"""The features that say which pairs are seen."""
+
 FEATURES = (
-    "causality and windows",
-    "lengths",
-    "segment ids",
-    "cu_seqlens",
-    "mask",
-    "mask_mod",
+    *MASKS,
     "logits_soft_cap",
     "alibi_slopes",
     "score_mod",
@@ -35,24 +32,6 @@ _WIDEST = {"sm90": 256, "sm100": 128}
 
 _MAX_BLOCKS = 65535
 """The limit of a launch grid's second and third axes, which count heads and batch rows."""
-
-
-@dataclass(frozen=True)
-class _KernelCall:
-    """A call, and the kernels that were compiled."""
-
-    spec: AttentionSpec
-    library: CompiledLibrary
-
-    @property
-    def remedy(self) -> str:
-        """The command that compiles kernels for its head dims; "" if build-fa4 has none."""
-        archs = {x.arch for x in self.library.sets}
-        if len(archs) != 1:  # the library is not narrowed to that of a device that it is for
-            return ""
-        (arch,) = archs
-        fits = max(self.spec.head_dim, self.spec.head_dim_v) <= _WIDEST.get(arch, 0)
-        return f"run {compiled.build_command(arch)}" if fits else ""
 
 
 RULES = (
@@ -73,16 +52,13 @@ RULES = (
 )
 """What every kernel needs."""
 
-_COMPILED = Rule[_KernelCall](
+_COMPILED = Rule[KernelCall](
     "fa4/head_dim",
     lambda c: plain_kernels_for(c.spec, c.library) is None,
     "kernels are compiled for {compiled}, got {width}/{width_v} {dtype}{grouped}",
-    lambda c: c.remedy,
+    lambda c: c.remedy(_WIDEST),
     facts=lambda c: {
-        "compiled": compiled.names(x for x in c.library.sets if not (x.variant or x.is_wide)),
-        "width": c.spec.head_dim,
-        "width_v": c.spec.head_dim_v,
-        "dtype": c.spec.dtype,
+        **c.facts(lambda x: not (x.variant or x.is_wide)),
         "grouped": ", with grouped heads in the backward pass" if _is_grouped(c.spec) else "",
     },
 )
@@ -119,12 +95,12 @@ def _kernel_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reas
         return ()  # which other reasons say
     kernels = kernels_for(spec, library)
     if kernels is None:
-        return _not_compiled(_KernelCall(spec, library), has_change=change is not None)
+        return _not_compiled(KernelCall(spec, library), has_change=change is not None)
     sinks = broken((_SINKS,), kernels) if spec.has("sinks") else ()
     return (*sinks, *interval_plan.not_supported_reasons(spec, tiles_of(kernels)))
 
 
-def _not_compiled(call: _KernelCall, *, has_change: bool) -> tuple[Reason, ...]:
+def _not_compiled(call: KernelCall, *, has_change: bool) -> tuple[Reason, ...]:
     """The reason against a call without kernels.
 
     Where they can be compiled with the call's change of scores, that is the only one: the command

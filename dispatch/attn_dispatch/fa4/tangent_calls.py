@@ -10,7 +10,6 @@ Sinks are in lse, and so in P. Their own tangents are further terms of a row (`_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,9 @@ import numpy as np
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.clear_rows import cleared, cleared_together
-from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import TANGENT_TARGET, CompiledLibrary, KernelSet
-from attn_dispatch.fa4.rules import RULES
+from attn_dispatch.fa4.kernel_call import KernelCall
+from attn_dispatch.fa4.rules import MASKS, RULES
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import interval_plan
 from attn_dispatch.semantics.common_rules import DTYPE
@@ -33,38 +32,17 @@ from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.tile_lists import TileSizes
 from attn_dispatch.semantics.wider_arrays import pad_last
 
-FEATURES = (
-    "causality and windows",
-    "lengths",
-    "segment ids",
-    "cu_seqlens",
-    "mask",
-    "mask_mod",
-    "sinks",
-)
+FEATURES = (*MASKS, "sinks")
 
 _NAMES = ("query", "key", "value")
 
 
-@dataclass(frozen=True)
-class _KernelCall:
-    """A call, and the kernels that were compiled."""
-
-    spec: AttentionSpec
-    library: CompiledLibrary
-
-
-_COMPILED = Rule[_KernelCall](
+_COMPILED = Rule[KernelCall](
     "fa4/tangent",
     lambda c: kernels_for(c.spec, c.library) is None,
     "kernels of forward-mode derivatives are compiled for {compiled}, got {width}/{width_v} "
     "{dtype}",
-    facts=lambda c: {
-        "compiled": compiled.names(x for x in c.library.sets if x.has_tangents) or "no head dims",
-        "width": c.spec.head_dim,
-        "width_v": c.spec.head_dim_v,
-        "dtype": c.spec.dtype,
-    },
+    facts=lambda c: c.facts(lambda x: x.has_tangents),
 )
 
 
@@ -84,7 +62,7 @@ def _kernel_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tuple[Reas
         return ()  # which other reasons say
     kernels = kernels_for(spec, library)
     if kernels is None:
-        return broken((_COMPILED,), _KernelCall(spec, library))
+        return broken((_COMPILED,), KernelCall(spec, library))
     return interval_plan.not_supported_reasons(spec, tiles_of(kernels))
 
 

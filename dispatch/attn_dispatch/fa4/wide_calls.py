@@ -16,13 +16,13 @@ import numpy as np
 
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import (
     WIDE_BACKWARD_TARGET,
     WIDE_FORWARD_TARGET,
     CompiledLibrary,
     KernelSet,
 )
+from attn_dispatch.fa4.kernel_call import KernelCall
 from attn_dispatch.fa4.rules import RULES
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import mask_data
@@ -103,31 +103,12 @@ _CORNER = Rule[AttentionSpec](
 )
 
 
-@dataclass(frozen=True)
-class _KernelCall:
-    """A call, and the kernels that were compiled."""
-
-    spec: AttentionSpec
-    library: CompiledLibrary
-
-    @property
-    def remedy(self) -> str:
-        archs = {x.arch for x in self.library.sets}
-        fits = max(self.spec.head_dim, self.spec.head_dim_v) <= _WIDEST
-        return f"run {compiled.build_command('sm90')}" if fits and archs == {"sm90"} else ""
-
-
-_COMPILED = Rule[_KernelCall](
+_COMPILED = Rule[KernelCall](
     "fa4/wide_head_dim",
     lambda c: kernels_for(c.spec, c.library) is None,
     "kernels are compiled for {compiled}, got {width}/{width_v} {dtype}",
-    lambda c: c.remedy,
-    facts=lambda c: {
-        "compiled": compiled.names(x for x in c.library.sets if not x.variant),
-        "width": c.spec.head_dim,
-        "width_v": c.spec.head_dim_v,
-        "dtype": c.spec.dtype,
-    },
+    lambda c: c.remedy({"sm90": _WIDEST}),
+    facts=lambda c: c.facts(lambda x: not x.variant),
 )
 
 
@@ -142,7 +123,7 @@ def not_supported_reasons(spec: AttentionSpec, library: CompiledLibrary) -> tupl
     )
     if not library.is_usable or DTYPE.applies(spec):
         return reasons
-    return (*reasons, *broken((_COMPILED,), _KernelCall(spec, library)))
+    return (*reasons, *broken((_COMPILED,), KernelCall(spec, library)))
 
 
 def kernels_for(spec: AttentionSpec, library: CompiledLibrary) -> KernelSet | None:
