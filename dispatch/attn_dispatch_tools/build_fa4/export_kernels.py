@@ -27,13 +27,14 @@ import sm100_kernels  # noqa: E402
 import tangent_kernel  # noqa: E402
 import tile_order  # noqa: E402
 from cutlass import Float32, Int32, const_expr  # noqa: E402
+from exporting import VECTOR, tensor  # noqa: E402
 from fa4_jax.cute import flash_bwd_sm90, flash_fwd_sm90  # noqa: E402
 from fa4_jax.cute.block_sparsity import BlockSparseTensors  # noqa: E402
 from fa4_jax.cute.flash_bwd_postprocess import FlashAttentionBackwardPostprocess  # noqa: E402
 from fa4_jax.cute.flash_bwd_preprocess import FlashAttentionBackwardPreprocess  # noqa: E402
 from fa4_jax.cute.utils import AuxData  # noqa: E402
 from forward_kernel import Forward  # noqa: E402
-from mask_forms import BITS_FORM, ROWS_FORM, VECTOR, tensor  # noqa: E402
+from mask_forms import BITS_FORM, ROWS_FORM  # noqa: E402
 
 BATCH, ROWS, KEYS, HEADS, KV_HEADS = (cute.sym_int() for _ in range(5))
 PADDED_ROWS, ROW_SUMS, KEY_SUMS = (cute.sym_int(divisibility=4) for _ in range(3))

@@ -22,7 +22,7 @@ import cutlass.cute as cute  # noqa: E402
 import torch_names  # noqa: E402
 import tvm_ffi  # noqa: E402, F401
 from cutlass import Float32  # noqa: E402
-from cutlass.cute.runtime import make_fake_compact_tensor  # noqa: E402
+from exporting import VECTOR, tensor  # noqa: E402
 
 torch_names.install()
 for _package in ("ffpa_attn", "ffpa_attn.cute", "quack"):
@@ -46,7 +46,7 @@ BATCH, ROWS, KEYS, HEADS, KV_HEADS = (cute.sym_int() for _ in range(5))
 HEAD_DIM = cute.sym_int(divisibility=8)
 PADDED_ROWS = cute.sym_int(divisibility=4)
 
-_VECTOR, _NUMBER = 16, 4
+_NUMBER = 4
 
 
 class SharedHeads(int):
@@ -123,7 +123,7 @@ class Set:
         self.forward_tiles, self.backward_tiles = given["forward"], given["backward"]
 
     def _heads(self, length, heads):
-        return _tensor(self.dtype, (BATCH, length, heads, HEAD_DIM), _VECTOR)
+        return tensor(self.dtype, (BATCH, length, heads, HEAD_DIM), VECTOR)
 
     def _query(self):
         return self._heads(ROWS, HEADS)
@@ -133,11 +133,11 @@ class Set:
 
     @staticmethod
     def _lse():
-        return _tensor(Float32, (BATCH, HEADS, ROWS), _NUMBER)
+        return tensor(Float32, (BATCH, HEADS, ROWS), _NUMBER)
 
     @staticmethod
     def _row_numbers():
-        return _tensor(Float32, (BATCH, HEADS, PADDED_ROWS), _VECTOR)
+        return tensor(Float32, (BATCH, HEADS, PADDED_ROWS), VECTOR)
 
     def wide_forward(self):
         return self._forward(is_causal=False)
@@ -241,12 +241,6 @@ class Set:
             tile_m=self.backward_tiles["tile_m"],
             tile_n=self.backward_tiles["tile_n"],
         )
-
-
-def _tensor(kind, shape, align):
-    """A dense array whose shape and strides are known at run time."""
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(kind, shape, stride_order=order, assumed_align=align)
 
 
 if __name__ == "__main__":

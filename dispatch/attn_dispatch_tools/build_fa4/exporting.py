@@ -14,6 +14,9 @@ import sys
 import types
 from pathlib import Path
 
+VECTOR = 16
+"""Bytes to which the arrays that TMA and vector instructions read are aligned."""
+
 _ARCHS = {"sm90": "sm_90a", "sm100": "sm_100a"}
 
 
@@ -31,6 +34,14 @@ def arguments() -> tuple[Path, dict, str]:
     folder, given, host = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     os.environ["CUTE_DSL_ARCH"] = _ARCHS[given["arch"]]
     return folder, given, host
+
+
+def tensor(kind, shape, align):
+    """A dense array whose shape and strides, but for constant extents, are known at run time."""
+    from cutlass.cute.runtime import make_fake_compact_tensor
+
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(kind, shape, stride_order=order, assumed_align=align)
 
 
 def export(kernels: object, folder: Path, given: dict, host: str) -> None:

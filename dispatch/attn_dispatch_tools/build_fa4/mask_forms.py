@@ -8,7 +8,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
-from cutlass.cute.runtime import make_fake_compact_tensor
+from exporting import VECTOR, tensor
 from fa4_jax.cute.mask import (
     AttentionMask,
     _cols_match_r2p,
@@ -18,15 +18,6 @@ from fa4_jax.cute.mask import (
     sm90_col_to_r2p_idx,
 )
 from fa4_jax.cute.utils import scalar_to_ssa
-
-VECTOR = 16
-"""Bytes to which the arrays that TMA and vector instructions read are aligned."""
-
-
-def tensor(kind, shape, align):
-    """A dense array whose shape and strides, but for constant extents, are known at run time."""
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(kind, shape, stride_order=order, assumed_align=align)
 
 
 def _rows_array(batch, heads, rows):
