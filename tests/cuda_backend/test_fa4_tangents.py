@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -52,14 +51,7 @@ def run(call: Pass, **changed: object) -> list[jax.Array]:
         "set": call.kernels.name, "mask": "bits" if call.has_bits else "rows",
         "tile_m": np.int64(tile_m), "tile_n": np.int64(tile_n), "scale": np.float32(0.125),
     } | changed  # fmt: skip
-    attributes = {x: y for x, y in attributes.items() if y is not None}
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.results.values()]
-
-    def program():
-        operands = [jnp.zeros(x.shape, x.dtype) for x in call.operands.values()]
-        return jax.ffi.ffi_call(TANGENT_TARGET, results)(*operands, **attributes)
-
-    return jax.block_until_ready(jax.jit(program)())
+    return fa4_arrays.called_with_zeros(TANGENT_TARGET, call, attributes)
 
 
 def outcome(fa4: Emulated, call: Pass) -> tuple[str, str]:

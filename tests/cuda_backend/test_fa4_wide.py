@@ -55,15 +55,8 @@ def run(call: Pass, **changed: object) -> list[jax.Array]:
         "set": call.kernels.name, "causal": False, "keys": np.int64(call["key"].shape[1]),
         "scale": np.float32(0.125),
     } | changed  # fmt: skip
-    attributes = {x: y for x, y in attributes.items() if y is not None}
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.results.values()]
     target = WIDE_BACKWARD_TARGET if call.is_backward else WIDE_FORWARD_TARGET
-
-    def program():
-        operands = [jnp.zeros(x.shape, x.dtype) for x in call.operands.values()]
-        return jax.ffi.ffi_call(target, results)(*operands, **attributes)
-
-    return jax.block_until_ready(jax.jit(program)())
+    return fa4_arrays.called_with_zeros(target, call, attributes)
 
 
 def outcome(

@@ -6,6 +6,9 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+
 from attn_dispatch.fa4.compiled import KernelSet
 
 _BYTES = {"int32": 4, "uint32": 4, "float32": 4}
@@ -166,3 +169,15 @@ def scratch(kernels: KernelSet, shape: tuple[int, int, int, int, int]) -> dict[s
         arrays["key_sums"] = sums
         arrays["value_sums"] = sums.with_extent(2, padded_keys * kernels.head_dim_v)
     return arrays
+
+
+def called_with_zeros(target: str, call: Pass, attributes: dict[str, object]) -> list[jax.Array]:
+    """The results of a call of zeros; None as an attribute leaves it out."""
+    given = {x: y for x, y in attributes.items() if y is not None}
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.results.values()]
+
+    def program():
+        operands = [jnp.zeros(x.shape, x.dtype) for x in call.operands.values()]
+        return jax.ffi.ffi_call(target, results)(*operands, **given)
+
+    return jax.block_until_ready(jax.jit(program)())
