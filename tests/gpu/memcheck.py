@@ -1,7 +1,7 @@
 """Runs drawn calls under compute-sanitizer, which finds accesses outside of buffers.
 
-usage: python tests/gpu/memcheck.py [--implementation NAME] [--masks] [--draws N] [--seed N]
-                                    [--jobs N] [--out FOLDER]
+usage: python tests/gpu/memcheck.py [--implementation NAME] [--masks | --wide] [--draws N]
+                                    [--seed N] [--jobs N] [--out FOLDER]
 
 Every buffer is a separate allocation, so that an access past its end is noticed. Each call runs in
 a separate process with a limit of 100 seconds: the sanitizer itself may crash or hang, which is
@@ -58,9 +58,10 @@ def run_one(args: argparse.Namespace) -> None:
 
 def drawn(args: argparse.Namespace) -> list[Case]:
     """The cases of a run."""
-    from attn_dispatch_tools.verify import draws, mask_draws
+    from attn_dispatch_tools.verify import draws, mask_draws, wide_cases
 
-    examples = mask_draws.mask_examples if args.masks else draws.examples
+    examples = wide_cases.wide_examples if args.wide else draws.examples
+    examples = mask_draws.mask_examples if args.masks else examples
     return examples(args.draws, args.seed)
 
 
@@ -84,7 +85,7 @@ def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
     command = (
         *_MEMCHECK, sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
         "--one", str(index), "--implementation", args.implementation,
-        *(["--masks"] if args.masks else []),
+        *(["--masks"] if args.masks else []), *(["--wide"] if args.wide else []),
     )  # fmt: skip
     device = {"CUDA_VISIBLE_DEVICES": devices()[index % len(devices())]}
     process = subprocess.Popen(
@@ -112,7 +113,9 @@ def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Drawn calls under compute-sanitizer.")
     parser.add_argument("--implementation", default="cudnn")
-    parser.add_argument("--masks", action="store_true", help="draw only calls with masks")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--masks", action="store_true", help="draw only calls with masks")
+    kind.add_argument("--wide", action="store_true", help="draw only head dims from 257 to 512")
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)
@@ -168,7 +171,7 @@ def facts_of(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
 
     return {
         "environment": environment(), "implementation": args.implementation, "masks": args.masks,
-        "draws": args.draws, "seed": args.seed,
+        "wide": args.wide, "draws": args.draws, "seed": args.seed,
         "paged": [x.name for x in cases if x.page],
         "packed": [x.name for x in cases if x.q_segments is not None or x.cu_q is not None],
     }  # fmt: skip
@@ -190,6 +193,7 @@ def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> 
 
     name = facts["implementation"]
     prefix = "memcheck" if name == "cudnn" else f"memcheck-{name}"
+    prefix += "-wide" * facts["wide"]
     path = folder / f"{file_name(prefix, facts['environment'])}.json"
     path.write_text(json.dumps(kept(facts, calls), indent=1) + "\n")
 
