@@ -48,12 +48,13 @@ _CALL_SECONDS = 100
 
 
 def run_one(args: argparse.Namespace) -> None:
-    """Run one of the drawn cases and print its status."""
+    """Run one of the drawn cases, and print its status and its failures."""
     from attn_dispatch_tools.verify.suite import Conformance
 
     suite = Conformance()
     suite.implementation = args.implementation
-    print("STATUS", suite.check(drawn(args)[args.one]).status, flush=True)
+    outcome = suite.check(drawn(args)[args.one])
+    print("STATUS", outcome.status, *(f"\nFAILED {x}" for x in outcome.failures), flush=True)
 
 
 def drawn(args: argparse.Namespace) -> list[Case]:
@@ -80,7 +81,7 @@ def devices() -> tuple[str, ...]:
 def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
     """Run the call at this index, which has this name, under compute-sanitizer.
 
-    Returns its status and the number of errors.
+    Returns its status, its failures and the number of errors.
     """
     command = (
         *_MEMCHECK, sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
@@ -103,6 +104,7 @@ def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
     return {
         "case": name,
         "status": status[1] if status else "unfinished",
+        "failures": re.findall(r"^FAILED (.*)", output, re.MULTILINE)[:3],
         # Errors are printed as they happen, their sum only at the end.
         "errors": int(summed[1]) if summed else (len(found) or None),
         "first_errors": found[:6],

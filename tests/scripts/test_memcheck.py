@@ -58,7 +58,7 @@ def test_the_checked_process_draws_the_same_calls(monkeypatch: pytest.MonkeyPatc
             commands.append(command)
 
         def communicate(self, timeout: float) -> tuple[str, None]:
-            return "STATUS passed\n========= ERROR SUMMARY: 0 errors", None
+            return "STATUS failed\nFAILED out: 2\n========= ERROR SUMMARY: 0 errors", None
 
     monkeypatch.setattr(memcheck.subprocess, "Popen", Finished)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -67,7 +67,8 @@ def test_the_checked_process_draws_the_same_calls(monkeypatch: pytest.MonkeyPatc
         given = argparse.Namespace(
             implementation="fa4", masks=masks, wide=wide, draws=4, seed=7, one=None
         )
-        assert memcheck.checked(given, 2, "x")["errors"] == 0
+        found = memcheck.checked(given, 2, "x")
+        assert (found["errors"], found["failures"]) == (0, ["out: 2"])
         [command] = commands
         commands.clear()
         assert ("--masks" in command, "--wide" in command) == (masks, wide)
