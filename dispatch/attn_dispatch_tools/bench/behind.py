@@ -36,7 +36,7 @@ def _row(found: CellResults, direction: str) -> list[str] | None:
     ours = known.pop("ours", None)
     if ours is None or not known:
         return None
-    again = known.pop(_same_as_ours(found, direction), None)
+    again = known.pop(same_as_ours(found, direction), None)
     fastest = min(known, key=lambda x: known[x], default="")
     if not fastest or known[fastest] / ours >= _LEVEL:
         return None
@@ -45,8 +45,8 @@ def _row(found: CellResults, direction: str) -> list[str] | None:
     return [name, fastest, *("-" if x is None else f"{x:.3f}" for x in shares)]
 
 
-def _same_as_ours(found: CellResults, direction: str) -> str:
-    """The name of the peer that runs the implementation which our default is."""
+def same_as_ours(found: CellResults, direction: str) -> str:
+    """The name of the peer that is ours under its implementation's name; empty if it has two."""
     notes = found.notes.get("ours", {})
     chosen = {notes.get(x) for x in ("forward", "backward") if x in direction}
     return f"ours: {chosen.pop()}" if len(chosen) == 1 else ""
