@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +26,7 @@ from attn_dispatch.core.context.cost import (
 from attn_dispatch.core.context.hardware import H100, H200, INFINITY_FABRIC, MI300X, NVLINK_4, Links
 from attn_dispatch.core.context.strategy_costs import all_gather, all_to_all, cost, costs, hop
 from attn_dispatch.reason import Reason, rules_of
+from tests.support.repository import ROOT, environment
 
 TWO_H200 = Hardware(Devices(2), NVLINK_4, H200)
 EIGHT_H100 = Hardware(Devices(8), NVLINK_4, H100)
@@ -80,9 +84,13 @@ def test_bytes_are_those_counted_by_hand():
     )
     assert given.query_bytes == 4 * q and given.out_bytes == 4 * out
     assert given.kv_bytes == 4 * (k + v)
-    one_way = (q + out + 2 * (k + v)) * 3 / 4  # each kv head goes to two devices
-    assert sent("heads", given, hardware) == (one_way, 2 * one_way)
-    in_float32 = 2 * (k + v)
+    # Two kv heads for four devices: all have both, and the gradients are an all-reduce in float32.
+    one_way, in_float32 = (q + out) * 3 / 4, 2 * (k + v)
+    backward = 2 * one_way + 3 * (k + v) + 6 * in_float32
+    assert sent("heads", given, hardware) == (one_way + 3 * (k + v), backward)
+    four = replace(given, kv_heads=4)
+    one_way = (q + out + 2 * (k + v)) * 3 / 4
+    assert sent("heads", four, hardware) == (one_way, 2 * one_way)
     expected = 3 * (k + v), 3 * (k + v + in_float32)
     assert sent("gather", given, hardware) == sent("ring", given, hardware) == expected
     halo = replace(given, window=1, is_zigzag=False)
@@ -174,7 +182,7 @@ def test_sizes_that_do_not_fit_are_reasons():
     }
     both_sides = cost("halo", call(131072, window=128, is_causal=False), EIGHT_H100)
     assert rules_of(both_sides.reasons) == {"context/halo/causal"}
-    prime = cost("heads+ring", call(131072, 7, 1), EIGHT_H100)
+    prime = cost("heads+ring", call(131072, 8, 1), EIGHT_H100)
     assert rules_of(prime.reasons) == {"context/heads+ring/divide"}
 
 
@@ -265,3 +273,17 @@ def test_devices_fill_their_nodes():
     assert Devices.of(4) == Devices(4) and Devices.of(64) == Devices(8, 8)
     with pytest.raises(ValueError, match="expected at most 8 or a multiple of it, got 12"):
         Devices.of(12)
+
+
+def test_the_bytes_of_exchanged_heads_are_those_of_a_program():
+    variables = environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.core.context.exchanged_bytes"],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert len(found) == 2
+    for of_program, modelled in found:
+        assert of_program == modelled > 0

@@ -10,8 +10,10 @@ P devices hold 1 / P of the rows and keys each. Per device and pass, of its own 
 
 (Ulysses, arXiv:2309.14509; Llama 3, arXiv:2407.21783; ring, arXiv:2310.01889.) heads+ring exchanges
 heads within groups, and sends keys around rings of one device from each group (arXiv:2405.07719).
-With fewer kv heads than devices, exchanging heads repeats keys and values. lse is not counted: it
-is 1 / 64 of out. A strategy whose order of rows is not that of the call first exchanges rows.
+Heads are exchanged anew in the backward pass: a program without remat may keep q, k, v and out as
+exchanged, and then sends half of that. With fewer kv heads than devices, keys and values are
+gathered and their gradients summed by an all-reduce. lse is not counted: it is 1 / 64 of out. A
+strategy whose order of rows is not that of the call first exchanges rows.
 """
 
 from __future__ import annotations
@@ -98,14 +100,26 @@ def hop(sent: float, hardware: Hardware, nodes: int | None = None) -> float:
     return sent / (links.between if across else links.to_one) + links.latency
 
 
-def _kv_copies(call: SpreadCall, devices: int) -> float:
-    """How often kv heads are repeated if `devices` devices exchange heads."""
-    return max(1.0, devices / call.kv_heads)
-
-
 def _heads(case: _Case) -> Pass:
     """All-to-all of all arrays before and after the kernel, and local transposes around each."""
-    moved = case.rows + case.keys * _kv_copies(case.call, case.number)
+    call, number = case.call, case.number
+    if call.kv_heads % number == 0:
+        return _exchanged(case, case.rows + case.keys)
+    found, shares = _exchanged(case, case.rows), call.kv_bytes * (number - 1) / number
+    exposed = all_gather(call.kv_bytes / number, case.hardware)
+    memory = call.kv_bytes
+    if case.is_backward:  # an all-reduce sends as much as a reduce-scatter and a gather
+        sums = call.kv_gradient_bytes
+        shares += 2 * sums * (number - 1) / number
+        exposed += 2 * all_gather(sums / number, case.hardware)
+        memory += sums
+    return replace(
+        found, sent=found.sent + shares, exposed=found.exposed + exposed, gathered=memory
+    )
+
+
+def _exchanged(case: _Case, moved: float) -> Pass:
+    """The device's share of kernels, and an all-to-all of `moved` bytes in all."""
     sent = moved * (case.number - 1) / case.number
     compute = case.kernels(case.flops) + case.copies(4 * moved)
     return Pass(sent, case.flops, compute, all_to_all(sent, case.hardware))
@@ -189,11 +203,10 @@ def _heads_and_ring(case: _Case) -> Pass:
     """Heads exchanged within groups of h devices, and a ring over the P / h groups."""
     call, devices = case.call, case.hardware.devices
     heads, ring = split(call, devices) or (1, case.number)
-    copies = _kv_copies(call, heads)
     group = Devices(heads)
-    moved = case.rows + case.keys * copies
+    moved = case.rows + case.keys
     sent = moved * (heads - 1) / heads
-    rings = _rings(case, ring, call.kv_bytes / case.number * copies, devices.nodes)
+    rings = _rings(case, ring, call.kv_bytes / case.number, devices.nodes)
     exposed = rings.exposed + all_to_all(sent, case.hardware, group)
     if call.is_uneven and not call.is_zigzag:
         more, seconds = _in_order(case, case.rows + case.keys)
@@ -209,10 +222,10 @@ def divides(call: SpreadCall, devices: int) -> bool:
 
 
 def split(call: SpreadCall, devices: Devices) -> tuple[int, int] | None:
-    """The most devices within a node that can exchange heads, and the rings over the rest."""
+    """The most devices of a node that can exchange q's and kv's heads, and a ring's length."""
     within = devices.per_node
     sizes = [x for x in range(within, 1, -1) if within % x == 0 and x < devices.number]
-    found = next((x for x in sizes if divides(call, x)), None)
+    found = next((x for x in sizes if call.heads % x == 0 == call.kv_heads % x), None)
     return None if found is None else (found, devices.number // found)
 
 
