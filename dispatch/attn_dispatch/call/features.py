@@ -15,6 +15,7 @@ from attn_dispatch.reason import Reason, Rule
 _HAS: dict[str, Callable[[AttentionSpec], bool]] = {
     "causality and windows": lambda spec: spec.band != (None, None),
     "local_window_size as an array": lambda spec: spec.has("window"),
+    "causal_alignment as a number": lambda spec: spec.meaning.causal_alignment == "by_offset",
     "key and value in pages": lambda spec: spec.is_paged,
     "key and value in one pool of pages": lambda spec: spec.meaning.value_page > 0,
     "lengths": lambda spec: spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths"),

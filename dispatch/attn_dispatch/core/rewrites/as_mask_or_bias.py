@@ -26,8 +26,10 @@ from attn_dispatch.core.rewrites.rewrite import (
     common_shape,
     for_,
     without_band,
+    without_offset,
 )
 from attn_dispatch.programs.program import is_finite
+from attn_dispatch.semantics.diagonal import moved_by_offset
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
@@ -40,12 +42,13 @@ def _bias_shape(spec: AttentionSpec) -> Shape:
 
 def _slopes_as_bias(spec: AttentionSpec) -> AttentionSpec:
     wanted = ("bias" if x == "alibi_slopes" else x for x in spec.wanted.gradients)
-    return changed(
+    inner = changed(
         spec,
         without=("alibi_slopes",),
         arrays={"bias": (_bias_shape(spec), "float32")},
         wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
     )
+    return inner if moved_by_offset(inner) else without_offset(inner)
 
 
 def _compute_slopes(
@@ -85,7 +88,8 @@ def _band_shape(spec: AttentionSpec) -> Shape:
 
 def _band_as_mask(spec: AttentionSpec) -> AttentionSpec:
     arrays = {"mask": (_band_shape(spec), "bool")}
-    return changed(spec, without=("window",), arrays=arrays, meaning=without_band(spec.meaning))
+    inner = changed(spec, without=("window",), arrays=arrays, meaning=without_band(spec.meaning))
+    return inner if moved_by_offset(inner) else without_offset(inner)
 
 
 def _compute_band(
@@ -122,11 +126,12 @@ def _sequences_as_mask(spec: AttentionSpec) -> AttentionSpec:
         return _sequences_as_mask(_slopes_as_bias(spec))
     return changed(
         spec,
-        without=(*(x for x in SEQUENCE_OPERANDS if spec.has(x)), "window"),
+        without=(*(x for x in SEQUENCE_OPERANDS if spec.has(x)), "window", "causal_offset"),
         arrays={"mask": (_pairs(spec, "mask", batch=spec.batch), "bool")},
         meaning=replace(
             without_band(spec.meaning),
             causal_alignment="top_left",
+            causal_offset=0,
             max_segments=None,
             max_seq_lens=None,
         ),
@@ -225,6 +230,8 @@ def _pairs(
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     if spec.is_packed or (spec.has_lengths and is_bottom_right):
         batch = spec.batch
+    if spec.has("causal_offset"):
+        batch = max(batch, spec.shape("causal_offset")[0])
     if spec.has(name):
         own_batch, own_heads = spec.shape(name)[:2]
         batch, heads = max(batch, own_batch), max(heads, own_heads)

@@ -235,6 +235,14 @@ def without_band(meaning: Meaning) -> Meaning:
     return replace(meaning, is_causal=False, window=(None, None))
 
 
+def without_offset(spec: AttentionSpec) -> AttentionSpec:
+    """The call counted from the top left instead of by an offset, if it has one."""
+    if spec.meaning.causal_alignment != "by_offset":
+        return spec
+    meaning = replace(spec.meaning, causal_alignment="top_left", causal_offset=0)
+    return changed(spec, without=("causal_offset",), meaning=meaning)
+
+
 def gradients_without(spec: AttentionSpec, *names: str) -> tuple[str, ...]:
     """The wanted gradients except these; the query's if none is left.
 
