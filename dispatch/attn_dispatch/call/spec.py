@@ -217,6 +217,12 @@ class AttentionSpec:
         return self.seq_len_q + self.seq_len_kv
 
     @cached_property
+    def has_diagonal(self) -> bool:
+        """Whether results depend on causal_alignment: causality, a window or ALiBi counts from it.
+        """
+        return self.band != (None, None) or self.has("window") or self.has("alibi_slopes")
+
+    @cached_property
     def has_lengths(self) -> bool:
         """Whether batch rows have lengths, of queries or of keys."""
         return self.has("query_seq_lengths") or self.has("key_value_seq_lengths")

@@ -48,9 +48,3 @@ def static_offset(spec: AttentionSpec) -> int | None:
     if spec.meaning.same_lengths:
         return 0
     return None if spec.has_runtime_lengths else spec.seq_len_kv - spec.seq_len_q
-
-
-def moved_by_offset(spec: AttentionSpec) -> bool:
-    """Whether an offset may change the results: causality, a window or ALiBi counts from it."""
-    has_distances = spec.has("window") or spec.has("alibi_slopes")
-    return spec.band != (None, None) or has_distances

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.diagonal import Numbers, diagonal_of, moved_by_offset
+from attn_dispatch.semantics.diagonal import Numbers, diagonal_of
 from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.packing import Runs
 from attn_dispatch.semantics.pair_indices import PairIndices
@@ -82,7 +82,7 @@ def _more_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Number
 
 
 def _needs_positions(spec: AttentionSpec) -> bool:
-    return moved_by_offset(spec) or spec.has("mods_start")
+    return spec.has_diagonal or spec.has("mods_start")
 
 
 def _iota(length: int) -> jax.Array:

@@ -236,10 +236,11 @@ def without_band(meaning: Meaning) -> Meaning:
 
 
 def without_offset(spec: AttentionSpec) -> AttentionSpec:
-    """The call counted from the top left instead of by an offset, if it has one."""
-    if spec.meaning.causal_alignment != "by_offset":
+    """The call without its offset, and without a band that hides nothing; the call itself if it has
+    no offset, or if anything counts from it."""
+    if spec.meaning.causal_alignment != "by_offset" or spec.has_diagonal:
         return spec
-    meaning = replace(spec.meaning, causal_alignment="top_left", causal_offset=0)
+    meaning = replace(without_band(spec.meaning), causal_alignment="top_left", causal_offset=0)
     return changed(spec, without=("causal_offset",), meaning=meaning)
 
 
