@@ -154,9 +154,7 @@ def test_gradients_are_those_of_a_mask(seed: int):
     expected = jax.grad(loss, (0, 1, 2))(*arrays, mask=mask)
     got = jax.grad(loss, (0, 1, 2))(*arrays, causal_alignment=offset, **options)
     check(got, expected, atol=1e-5)
-    traced = jax.jit(
-        lambda x: jax.grad(loss, (0, 1, 2))(*arrays, causal_alignment=x, **options)
-    )
+    traced = jax.jit(lambda x: jax.grad(loss, (0, 1, 2))(*arrays, causal_alignment=x, **options))
     check(traced(jnp.int32(offset)), expected, atol=1e-5)
 
 
@@ -181,9 +179,9 @@ def test_offset_in_scan_and_vmap():
             [x[i] for x in of_rows],
             exact(arrays, rows, is_causal=True, local_window_size=(4, None)),
         )
-    own = jax.vmap(
-        lambda q, o: dot_product_attention(q, q, q, is_causal=True, causal_alignment=o)
-    )(arrays[0], np.array([1, -1]))
+    own = jax.vmap(lambda q, o: dot_product_attention(q, q, q, is_causal=True, causal_alignment=o))(
+        arrays[0], np.array([1, -1])
+    )
     for row, offset in enumerate((1, -1)):
         q = arrays[0][row]
         expected = dot_product_attention(q, q, q, is_causal=True, causal_alignment=offset)

@@ -81,9 +81,7 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         has_lengths=any(name in given for name in _LENGTHS),
     )
     is_causal = check_bool("is_causal", a.is_causal)
-    diagonal = diagonal_of(
-        a.causal_alignment, shape, counted, is_causal=is_causal, window=window
-    )
+    diagonal = diagonal_of(a.causal_alignment, shape, counted, is_causal=is_causal, window=window)
 
     operands = _operands(given, a, shape)
     if sides is not None:

@@ -218,8 +218,7 @@ class AttentionSpec:
 
     @cached_property
     def has_diagonal(self) -> bool:
-        """Whether results depend on causal_alignment: causality, a window or ALiBi counts from it.
-        """
+        """Whether causality, a window or ALiBi counts from the diagonal."""
         return self.band != (None, None) or self.has("window") or self.has("alibi_slopes")
 
     @cached_property

@@ -70,9 +70,7 @@ _RULES = (
     ),
     Rule[_Changed](
         "fa4/slopes_by_offset",
-        lambda c: (
-            c.spec.has("alibi_slopes") and c.spec.meaning.causal_alignment == "by_offset"
-        ),
+        lambda c: c.spec.has("alibi_slopes") and c.spec.meaning.causal_alignment == "by_offset",
         "alibi_slopes with a number as causal_alignment: these kernels count distances from the "
         "top left",
     ),

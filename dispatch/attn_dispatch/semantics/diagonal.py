@@ -1,4 +1,4 @@
-"""The key on the diagonal of query 0 of a sequence, around which causality, windows and ALiBi are."""
+"""Where the diagonal starts, from which causality, windows and ALiBi count."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from attn_dispatch_tools.verify.reference import (
     places_of,
     poison_padding,
     relative_positions,
-    with_row_offset,
     segment_ids,
+    with_row_offset,
 )
 
 _FLOAT32_NOISE = 2.0**-21
@@ -116,9 +116,12 @@ class _Forward:
         if "alibi_slopes" in operands:
             rows = range(self.q.shape[0])
             distance = [
-                abs(relative_positions(
-                    with_row_offset(options, operands, row), *segment_ids(options, operands, row)
-                ))
+                abs(
+                    relative_positions(
+                        with_row_offset(options, operands, row),
+                        *segment_ids(options, operands, row),
+                    )
+                )
                 for row in rows
             ]
             self.distance = np.array(distance, self.wide)[:, None]

@@ -91,7 +91,10 @@ def test_drawn_offsets_agree_with_the_reference(case: Case):
 def test_every_rewrite_of_offsets_is_drawn():
     rewrites = (NOTHING_SEEN, STATIC_OFFSET, OFFSET_AS_LENGTHS, OFFSET_AS_LENGTHS_OR_XLA)
     names = [
-        name for case in CASES for x in specs_of(case, needs_keep=False) for name in chain_of(x).names
+        name
+        for case in CASES
+        for x in specs_of(case, needs_keep=False)
+        for name in chain_of(x).names
     ]
     for rewrite in rewrites:
         assert names.count(rewrite.name) >= 4, rewrite.name
