@@ -85,7 +85,7 @@ CASES: tuple[Case, ...] = (
     Case("offset_array_of_batch", is_causal=True, offsets=(-4, 7), alibi=2, lse_grad=True),
     Case("offset_array_wide", window=(2**40, 0), offsets=(-(2**29), 2**29), k=1),
     Case("offset_lengths", **_LENGTHS, is_causal=True, offset=3, window=(5, None), alibi=1),
-    Case("offset_array_lengths", **_LENGTHS, is_causal=True, offsets=(4, -1)),
+    Case("offset_array_lengths", **_LENGTHS, is_causal=True, offsets=(4, -1, 0, 9)),
     Case("offset_segments", **_PACKED, is_causal=True, offset=-1, window=(2, None)),
     Case("offset_array_segments", **_PACKED, window=(1, 1), offsets=(2, -1), alibi=1),
     Case("offset_mask_and_bias", is_causal=True, offset=2, mask=(2, 1, 10, 14), bias=(1, 4, 1, 14)),
