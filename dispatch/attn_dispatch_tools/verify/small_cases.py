@@ -78,7 +78,7 @@ CASES: tuple[Case, ...] = (
     Case("window_array_segments", window_arrays=((1, 2),), **_PACKED, **_BOTTOM_RIGHT, alibi=1),
     Case("offset", is_causal=True, offset=2, lse_grad=True),
     Case("offset_past_the_end", is_causal=True, offset=9, alibi=1, sinks=1),
-    Case("offset_of_window", window=(2, 1), offset=-6, needs_max=True),
+    Case("offset_of_window", window=(2, 1), offset=-6, lse_grad=True),
     Case("offset_behind_window", window=(3, None), is_causal=True, offset=13, lse_grad=True),
     Case("offset_hides_all", window=(3, 1), offset=40, sinks=1, lse_grad=True),
     Case("offset_array", is_causal=True, offsets=(3,), window=(4, None)),
