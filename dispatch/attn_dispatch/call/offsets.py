@@ -57,7 +57,7 @@ def diagonal_of(
       ValueError: if it is no corner, int or integer array, or its shape does not fit the call.
     """
     if given is None or isinstance(given, str):
-        return Diagonal(_corner(given or "top_left"), is_causal, window)
+        return Diagonal(_corner("top_left" if given is None else given), is_causal, window)
     is_static = isinstance(given, int | np.integer) and not isinstance(given, bool)
     array = None if is_static else _array(given, shape)
     if not (is_causal or window != _BAND or counted.has_distances):
