@@ -224,7 +224,6 @@ _STATIC_ARGUMENTS = {
     "local_window_size": (2.0, "local_window_size: expected a non-negative int or a pair"),
     "logits_soft_cap": (3.0, "logits_soft_cap: expected a static number"),
     "dropout_rate": (0.0, "dropout_rate: expected a static number"),
-    "causal_alignment": (1.0, "causal_alignment: expected one of"),
     "implementation": (1, "implementation: expected None, one of"),
 }
 
