@@ -39,7 +39,7 @@ LAYERS = {
         ),
         ("core",),
         ("cudnn", "flash", "fa4", "aiter", "xla"),
-        ("devices",),
+        ("devices", "sequence"),
         ("semantics",),
         ("call",),
         ("programs",),
@@ -132,6 +132,7 @@ _VENDOR_NEUTRAL = (
     "call_steps",
     "paged",
     "devices",
+    "sequence",
     "semantics",
     "call",
 )
