@@ -54,6 +54,8 @@ def features_of(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 _REMEDIES = {
+    _OFFSET: 'pass causal_alignment="bottom_right" with key_value_seq_lengths, if that means the '
+    "same",
     "local_window_size as an array": "jax.lax.switch over calls with static windows",
     "the gradient of alibi_slopes": "jax.lax.stop_gradient of the slopes before the call, if they "
     "are constants",

@@ -56,8 +56,9 @@ def real_rows_by_position(
     of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
     position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
     length_q, length_kv = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
-    offset = offset_of(spec, operands, lambda: length_kv - length_q)
-    queries = (of_query > 0) & _attends(spec, position + offset, length_kv)
+    queries = (of_query > 0) & _attends(
+        spec, position + offset_of(spec, operands, lambda: length_kv - length_q), length_kv
+    )
     keys = (of_key > 0) & (_pick(ranges.lengths_q, of_key) > 0)
     return queries, keys
 

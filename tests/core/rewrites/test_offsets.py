@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import explain
+from attn_dispatch import dot_product_attention, explain, target
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import Chain, Terms, offset_as_lengths, rewritten, static_offset
 from attn_dispatch.core.rewrites.as_mask_or_bias import BAND_AS_MASK
@@ -27,6 +27,7 @@ from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.backend import needs_cudnn
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.kernel_stand_ins import chain_results, kernel_reasons, specs_of
+from tests.support.lowered import kernel_runs
 
 SHAPES = ((7, 12), (12, 7), (1, 9), (9, 1), (10, 10))
 
@@ -167,21 +168,68 @@ def test_broken_rewrites_are_noticed(monkeypatch: pytest.MonkeyPatch):
                 judge(case)
 
 
-def explained(target: str, name: str, offset: Any, **options: Any) -> Verdict:
+def explained(on: str, name: str, offset: Any, **options: Any) -> Verdict:
     q, k = (jax.ShapeDtypeStruct((2, x, 2, 64), jnp.bfloat16) for x in (128, 512))
-    found = explain(q, k, k, causal_alignment=offset, target=target, **options)
+    found = explain(q, k, k, causal_alignment=offset, target=on, **options)
     (verdict,) = (v for v in found.forward if v.implementation == name)
     return verdict
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), [pytest.param("sm90", "cudnn", marks=needs_cudnn), ("gfx942", "aiter")]
+    ("on", "name"), [pytest.param("sm90", "cudnn", marks=needs_cudnn), ("gfx942", "aiter")]
 )
-def test_kernels_run_offsets_and_explain_says_how(target: str, name: str):
+def test_kernels_run_offsets_and_explain_says_how(on: str, name: str):
     traced = jax.ShapeDtypeStruct((2,), jnp.int32)
-    static = explained(target, name, 200, is_causal=True, local_window_size=(100, None))
+    static = explained(on, name, 200, is_causal=True, local_window_size=(100, None))
     assert static.is_eligible and static.rewrites == (STATIC_OFFSET.name,)
-    moving = explained(target, name, traced, is_causal=True)
+    moving = explained(on, name, traced, is_causal=True)
     assert moving.is_eligible and moving.rewrites[0] == OFFSET_AS_LENGTHS.name
     rule = "feature/causal_alignment as a number"
     assert all(rule in {x.rule for x in v.reasons_as_it_is} for v in (static, moving))
+
+
+@needs_cudnn
+@pytest.mark.parametrize(
+    ("offset", "window", "keys"),
+    [(200, None, 328), (200, (100, 0), 228), (-64, None, 64), (600, (200, 0), 112)],
+)
+def test_kernels_of_a_static_offset_get_the_keys_that_are_seen(offset: int, window: Any, keys: int):
+    found = gradient_runs(offset, window)
+    rows = {x for _, x in found}
+    queries = {-64: 64, 600: 112}.get(offset, 128)
+    assert rows == {2 * queries * 8 * 64} and len(found) == 2 == sum(found.values())
+    assert STATIC_OFFSET.inner(call_of(offset, window)).seq_len_kv == keys
+
+
+@needs_cudnn
+def test_a_traced_offset_runs_kernels_alone():
+    for window in (None, (100, 0)):
+        found = gradient_runs(None, window)
+        assert {name for name, _ in found} == {
+            "attn_dispatch_cudnn_forward", "attn_dispatch_cudnn_backward",
+        }  # fmt: skip
+        assert set(found.values()) == {2}
+
+
+Q, KV = (jax.ShapeDtypeStruct((2, x, n, 64), jnp.bfloat16) for x, n in ((128, 8), (512, 2)))
+
+
+def call_of(offset: int, window: Any) -> AttentionSpec:
+    return explain(
+        Q, KV, KV, is_causal=True, causal_alignment=offset, local_window_size=window, target="sm90"
+    ).call
+
+
+def gradient_runs(offset: int | None, window: Any) -> Any:
+    """The kernels of both directions; a traced offset for None."""
+
+    def loss(q: Any, k: Any, v: Any, x: Any) -> jax.Array:
+        out, lse = dot_product_attention(
+            q, k, v, is_causal=True, causal_alignment=x if offset is None else offset,
+            local_window_size=window, return_lse=True,
+        )  # fmt: skip
+        return out.astype(jnp.float32).sum() + lse.sum()
+
+    offsets = jax.ShapeDtypeStruct((2,), jnp.int32)
+    with target("sm90"):
+        return kernel_runs(jax.grad(loss, (0, 1, 2)), Q, KV, KV, offsets)
