@@ -1,6 +1,6 @@
 """Checks FlashAttention-4's kernel of the forward-mode derivative, and measures it.
 
-usage: python tests/gpu/fa4_tangent.py [--out FOLDER] [--seconds 100]
+usage: python tests/gpu/fa4_tangent.py [--out FOLDER] [--seconds 100] [--sets GLOB ...]
 
 The library is that of ATTN_DISPATCH_FA4_LIBRARY, or else where build-fa4 puts it. Results are
 filled with NaN before every call, and padding of packed calls is NaN. Every set with such a kernel
@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -336,14 +337,19 @@ def main() -> int:
         default=100,
         help="begin no check after these, and no measurement 50 later; default: 100",
     )
+    parser.add_argument(
+        "--sets", nargs="+", default=["*"], metavar="GLOB", help="only sets named so: '*float16'"
+    )
     options = parser.parse_args()
     library, start = compiled.find(), time.perf_counter()
     if not library.is_usable:
         sys.exit(library.unusable_reason)
     rows: list[dict[str, Any]] = []
-    has_timed_set, left = "sm90_d128_bfloat16" in {x.name for x in library.sets}, 0
+    sets = [x for x in library.sets if x.has_tangents]
+    sets = [x for x in sets if any(fnmatchcase(x.name, y) for y in options.sets)]
+    has_timed_set, left = "sm90_d128_bfloat16" in {x.name for x in sets}, 0
     with fallback("silent"):
-        for kernels, call, which in in_order([x for x in library.sets if x.has_tangents]):
+        for kernels, call, which in in_order(sets):
             if time.perf_counter() - start > options.seconds:
                 left += 1
                 continue

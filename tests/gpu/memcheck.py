@@ -1,7 +1,7 @@
 """Runs drawn calls under compute-sanitizer, which finds accesses outside of buffers.
 
-usage: python tests/gpu/memcheck.py [--implementation NAME] [--masks] [--draws N] [--seed N]
-                                    [--jobs N] [--out FOLDER]
+usage: python tests/gpu/memcheck.py [--implementation NAME] [--masks | --wide] [--draws N]
+                                    [--seed N] [--jobs N] [--out FOLDER]
 
 Every buffer is a separate allocation, so that an access past its end is noticed. Each call runs in
 a separate process with a limit of 100 seconds: the sanitizer itself may crash or hang, which is
@@ -48,19 +48,21 @@ _CALL_SECONDS = 100
 
 
 def run_one(args: argparse.Namespace) -> None:
-    """Run one of the drawn cases and print its status."""
+    """Run one of the drawn cases, and print its status and its failures."""
     from attn_dispatch_tools.verify.suite import Conformance
 
     suite = Conformance()
     suite.implementation = args.implementation
-    print("STATUS", suite.check(drawn(args)[args.one]).status, flush=True)
+    outcome = suite.check(drawn(args)[args.one])
+    print("STATUS", outcome.status, *(f"\nFAILED {x}" for x in outcome.failures), flush=True)
 
 
 def drawn(args: argparse.Namespace) -> list[Case]:
     """The cases of a run."""
-    from attn_dispatch_tools.verify import draws, mask_draws
+    from attn_dispatch_tools.verify import draws, mask_draws, wide_cases
 
-    examples = mask_draws.mask_examples if args.masks else draws.examples
+    examples = wide_cases.wide_examples if args.wide else draws.examples
+    examples = mask_draws.mask_examples if args.masks else examples
     return examples(args.draws, args.seed)
 
 
@@ -79,12 +81,12 @@ def devices() -> tuple[str, ...]:
 def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
     """Run the call at this index, which has this name, under compute-sanitizer.
 
-    Returns its status and the number of errors.
+    Returns its status, its failures and the number of errors.
     """
     command = (
         *_MEMCHECK, sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
         "--one", str(index), "--implementation", args.implementation,
-        *(["--masks"] if args.masks else []),
+        *(["--masks"] if args.masks else []), *(["--wide"] if args.wide else []),
     )  # fmt: skip
     device = {"CUDA_VISIBLE_DEVICES": devices()[index % len(devices())]}
     process = subprocess.Popen(
@@ -102,6 +104,7 @@ def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
     return {
         "case": name,
         "status": status[1] if status else "unfinished",
+        "failures": re.findall(r"^FAILED (.*)", output, re.MULTILINE)[:3],
         # Errors are printed as they happen, their sum only at the end.
         "errors": int(summed[1]) if summed else (len(found) or None),
         "first_errors": found[:6],
@@ -112,7 +115,9 @@ def checked(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Drawn calls under compute-sanitizer.")
     parser.add_argument("--implementation", default="cudnn")
-    parser.add_argument("--masks", action="store_true", help="draw only calls with masks")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--masks", action="store_true", help="draw only calls with masks")
+    kind.add_argument("--wide", action="store_true", help="draw only head dims from 257 to 512")
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)
@@ -168,7 +173,7 @@ def facts_of(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
 
     return {
         "environment": environment(), "implementation": args.implementation, "masks": args.masks,
-        "draws": args.draws, "seed": args.seed,
+        "wide": args.wide, "draws": args.draws, "seed": args.seed,
         "paged": [x.name for x in cases if x.page],
         "packed": [x.name for x in cases if x.q_segments is not None or x.cu_q is not None],
     }  # fmt: skip
@@ -190,6 +195,7 @@ def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> 
 
     name = facts["implementation"]
     prefix = "memcheck" if name == "cudnn" else f"memcheck-{name}"
+    prefix += "-wide" * facts["wide"]
     path = folder / f"{file_name(prefix, facts['environment'])}.json"
     path.write_text(json.dumps(kept(facts, calls), indent=1) + "\n")
 

@@ -8,19 +8,22 @@ import pytest
 from tests.gpu import memcheck
 
 
-@pytest.mark.parametrize("has_masks", [False, True])
+@pytest.mark.parametrize(
+    ("flags", "family"), [([], "drawn"), (["--masks"], "masked_draw"), (["--wide"], "wide_draw")]
+)
 def test_results_have_the_names_of_the_drawn_calls(
-    has_masks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    family: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     def clean(args: argparse.Namespace, index: int, name: str) -> dict[str, Any]:
         return {"case": name, "status": "passed", "errors": 0}
 
-    arguments = ["memcheck.py", "--draws", "3", "--seed", "5", *["--masks"][:has_masks]]
-    monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr("sys.argv", ["memcheck.py", "--draws", "3", "--seed", "5", *flags])
     monkeypatch.setattr(memcheck, "checked", clean)
     with pytest.raises(SystemExit, match="0"):
         memcheck.main()
-    family = "masked_draw" if has_masks else "drawn"
     printed = capsys.readouterr().out.splitlines()
     assert printed[:3] == [f"{family}/5_{i}: passed, errors: 0" for i in range(3)]
 
@@ -42,3 +45,31 @@ def test_the_report_has_counts_and_the_unclean_calls():
         "sanitizer_crashed_or_hung": 1,
         "unclean": [calls[1], calls[3]],
     }
+
+
+def test_the_checked_process_draws_the_same_calls(monkeypatch: pytest.MonkeyPatch):
+    """The process under the sanitizer gets every option by which calls are drawn."""
+    commands: list[tuple[str, ...]] = []
+
+    class Finished:
+        returncode = 0
+
+        def __init__(self, command: tuple[str, ...], **_: object):
+            commands.append(command)
+
+        def communicate(self, timeout: float) -> tuple[str, None]:
+            return "STATUS failed\nFAILED out: 2\n========= ERROR SUMMARY: 0 errors", None
+
+    monkeypatch.setattr(memcheck.subprocess, "Popen", Finished)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    memcheck.devices.cache_clear()
+    for masks, wide in ((False, False), (True, False), (False, True)):
+        given = argparse.Namespace(
+            implementation="fa4", masks=masks, wide=wide, draws=4, seed=7, one=None
+        )
+        found = memcheck.checked(given, 2, "x")
+        assert (found["errors"], found["failures"]) == (0, ["out: 2"])
+        [command] = commands
+        commands.clear()
+        assert ("--masks" in command, "--wide" in command) == (masks, wide)
+    memcheck.devices.cache_clear()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -11,6 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import dot_product_attention, sequence
+from tests.support.repository import ROOT, environment
 
 IDS = np.array([[1] * 10 + [2] * 6 + [0] * 8, [1] * 3 + [2] * 21])
 BALANCE = sequence.balance(IDS, 4, chunk=2)
@@ -126,3 +130,24 @@ def test_another_number_of_devices_is_an_error():
     f = partial(sequence.positions, 24, 4, axis_name="cp")
     with pytest.raises(ValueError, match="expected 4 devices along cp, got 3"):
         jax.vmap(lambda _: f(), axis_name="cp")(jnp.zeros(3))
+
+
+def test_sharded_arrays_stay_sharded():
+    """Auto axes do not say how the result of a gather is sharded."""
+    variables = environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sequence.orders_on_meshes"],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert len(found) == 12 and all(x["is_right"] for x in found.values()), found
+    assert [x for x, y in found.items() if not y["is_sharded"]] == [
+        "Auto balance reorder", "Auto balance restore",
+    ]  # fmt: skip
+    for kind in ("Auto", "Explicit"):
+        for name in ("reorder", "restore"):
+            zigzag, same = (found[f"{kind} {x} {name}"] for x in ("zigzag", "contiguous"))
+            assert zigzag["collectives"] == ["collective-permute"]
+            assert same["collectives"] == []

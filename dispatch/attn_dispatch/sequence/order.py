@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.static_arguments import check_choice, check_positive_int
+from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.sequence.balancing import Balance, tokens_of
 
 Order = Literal["contiguous", "zigzag"]
@@ -21,7 +22,9 @@ def reorder(x: _Array, parts: int, *, order: Order | Balance = "zigzag", axis: i
     """Put what is in order into the order in which devices hold it, one device after the other.
 
     Shard the result's axis over the mesh axis of `parts` devices. NumPy arrays, in a data loader,
-    give NumPy arrays. JAX arrays may be traced; the result is differentiable.
+    give NumPy arrays. JAX arrays may be traced; the result is differentiable, and sharded like x
+    under Explicit axes. Zigzag order sends each device's share to another device; a balance gathers
+    all of x, and is for the data loader.
 
     Args:
       x: any array with one entry per token along `axis`.
@@ -120,15 +123,44 @@ def _in_order(x: _Array, parts: int, order: Order | Balance, axis: int, *, is_ba
             f"order: expected tokens behind axis 0, of {len(chunks)} rows as the balance has, got "
             f"axis {axis} of {list(x.shape)}"
         )
+    if order == "contiguous":
+        return x
     if is_back:
         chunks = cast("np.ndarray", np.argsort(chunks, axis=-1))
-    shape = (*x.shape[:axis], chunks.shape[-1], chunk, *x.shape[axis + 1 :])
     # Chunks are moved, not tokens: few indices, and rows that are together stay together.
+    shape = (*x.shape[:axis], chunks.shape[-1], chunk, *x.shape[axis + 1 :])
     if chunks.ndim == 2:
-        ones = (1,) * (axis - 1), (1,) * (len(shape) - axis - 1)
-        chunks = chunks.reshape(len(chunks), *ones[0], -1, *ones[1])
-    if isinstance(x, jax.Array):
-        take = jnp.take if chunks.ndim == 1 else jnp.take_along_axis
+        chunks = chunks.reshape(len(chunks), *(1,) * (axis - 1), -1, *(1,) * (x.ndim - axis))
+    if not isinstance(x, jax.Array):
+        take = np.take if chunks.ndim == 1 else np.take_along_axis
         return take(x.reshape(shape), chunks, axis).reshape(x.shape)
-    take = np.take if chunks.ndim == 1 else np.take_along_axis
-    return take(x.reshape(shape), chunks, axis).reshape(x.shape)
+
+    def moved(x: jax.Array) -> list[jax.Array]:
+        whole = x.reshape(shape)
+        if order == "zigzag":
+            found = (_from_zigzag if is_back else _to_zigzag)(whole, axis)
+        else:
+            found = (jnp.take if chunks.ndim == 1 else jnp.take_along_axis)(whole, chunks, axis)
+        return [found.reshape(x.shape)]
+
+    return with_auto_axes(moved, [x])(x)[0]
+
+
+# XLA computes these with permutes between devices. It would gather all of x on every device to take
+# chunks by their numbers, or to concatenate them.
+
+
+def _to_zigzag(chunks: jax.Array, axis: int) -> jax.Array:
+    first, last = jnp.split(chunks, 2, axis)
+    pairs = jnp.stack([first, jnp.flip(last, axis)], axis + 1)
+    return pairs.reshape(chunks.shape)
+
+
+def _from_zigzag(chunks: jax.Array, axis: int) -> jax.Array:
+    shape, parts = chunks.shape, chunks.shape[axis] // 2
+    pairs = chunks.reshape(*shape[:axis], parts, 2, *shape[axis + 1 :])
+    first, last = (jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in (0, 1))
+    before, after = [(0, 0)] * axis, [(0, 0)] * (chunks.ndim - axis - 1)
+    first = jnp.pad(first, [*before, (0, parts), *after])
+    last = jnp.pad(jnp.flip(last, axis), [*before, (parts, 0), *after])
+    return jnp.where(jax.lax.broadcasted_iota(np.int32, shape, axis) < parts, first, last)

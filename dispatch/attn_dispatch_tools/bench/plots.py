@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attn_dispatch_tools.bench import mask_plot
+from attn_dispatch_tools.bench.behind import same_as_ours
 from attn_dispatch_tools.bench.markdown import TITLES
 from attn_dispatch_tools.bench.plot_frame import add_title, colours_of
 from attn_dispatch_tools.bench.report import CellResults, Report
@@ -78,7 +79,7 @@ def _bars(
     directions = _directions(cells, keys, report.peers)
     if not directions:
         return None
-    shown = [x for x in report.peers if any(_values(cells, d, x, keys) for d in directions)]
+    shown = _shown(report, cells, directions, keys)
     panels = [[x] for x in cells] if is_time else [cells]
     width = 0.19 * len(cells) * (len(shown) + 1.5) + (0.8 * len(panels))
     figure = Figure(figsize=(max(6.5, min(18.0, width)), 3.2 * len(directions) + 0.6))
@@ -130,7 +131,7 @@ def _lines(
     directions = _directions(cells, keys, report.peers)
     if not directions:
         return None
-    shown = [x for x in report.peers if any(_values(cells, d, x, keys) for d in directions)]
+    shown = _shown(report, cells, directions, keys)
     figure = Figure(figsize=(5.6 * len(directions), 4.2))
     is_memory = keys == ("memory_bytes",)
     for i, direction in enumerate(directions):
@@ -169,6 +170,18 @@ def _directions(
     cells: Sequence[CellResults], keys: tuple[str, ...], peers: Sequence[str]
 ) -> list[str]:
     return [d for d in TITLES if any(_values(cells, d, x, keys) for x in peers)]
+
+
+def _shown(
+    report: Report, cells: Sequence[CellResults], directions: Sequence[str], keys: tuple[str, ...]
+) -> list[str]:
+    """The peers with a number, except one that is ours in every cell, under another name."""
+
+    def is_ours(peer: str) -> bool:
+        return all(same_as_ours(x, "forward_backward") == peer for x in cells)
+
+    found = [x for x in report.peers if any(_values(cells, d, x, keys) for d in directions)]
+    return [x for x in found if not is_ours(x)]
 
 
 def _values(

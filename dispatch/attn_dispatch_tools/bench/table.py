@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from attn_dispatch_tools.bench import mask_table
+from attn_dispatch_tools.bench import behind, mask_table
 from attn_dispatch_tools.bench.markdown import TITLES, number, table_lines
 from attn_dispatch_tools.bench.report import CellResults, Report
 
@@ -40,6 +40,7 @@ def markdown(report: Report) -> str:
                 lines += _table(grid, direction, cells, report.peers, is_device)
     if any(_peak(x, name) for x in report.cells for name in report.peers):
         lines += _memory(report)
+    lines += behind.lines(report)
     lines += _first_calls(report)
     lines += _reasons(report)
     lines += ["## Versions", "", "| | |", "|---|---|"]

@@ -123,7 +123,7 @@ class _Fixed:
     """A peer whose calls take a fixed time."""
 
     def __init__(self, name: str, seconds: float):
-        self.name, self.time = name, seconds
+        self.name, self.time, self.profiles = name, seconds, 0
 
     def concerns(self, cell: Cell) -> bool:
         return True
@@ -139,7 +139,8 @@ class _Fixed:
                 return peer.time
 
             def device_seconds(self, calls: int):
-                return None, "none here"
+                peer.profiles += 1
+                return peer.time / peer.profiles, ""
 
             def results(self):
                 return None
@@ -158,6 +159,8 @@ def test_times_are_compared_with_dense_attention_on_the_seen_tiles():
     assert share == pytest.approx(20 / 36)
     assert found["ours"]["over_dense"] == pytest.approx(3 / (4 * share))
     assert "over_dense" not in found[DENSE_CAUSAL] and "tflops" not in found[DENSE_CAUSAL]
+    assert [x.profiles for x in peers] == [2, 1]  # the first profile is discarded
+    assert [found[x.name]["device_us"] for x in peers] == pytest.approx([1500, 4000])
     alone = measure.measure(one, "forward", peers[:1], CellArrays(one), QUICK)  # type: ignore[arg-type]
     assert "over_dense" not in alone["ours"]
 

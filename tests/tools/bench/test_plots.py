@@ -115,3 +115,20 @@ def test_without_matplotlib_the_error_names_the_extra(saved, capsys, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, _ = bench(capsys, "--plot", str(saved), "--out", str(tmp_path))
     assert "pip install matplotlib, or the extra [bench]" in str(status)
+
+
+def test_plots_leave_out_what_is_ours_under_another_name(tmp_path):
+    """Where two calls of a family run on different kernels, both are shown."""
+    pytest.importorskip("matplotlib")
+    facts = {"device": "D", "cudnn": "9", "jax": "0", "peers": {"ours": "1", "ours: flash": "1"}}
+    cells = []
+    for cell in (*GRIDS["gqa"], *GRIDS["window"]):
+        tied = {"ours": row(600, cell, "forward"), "ours: flash": row(590, cell, "forward")}
+        backward = "xla" if cell.grid == "window" else "flash"
+        notes = {"ours": {"forward": "flash", "backward": backward}}
+        cells.append(CellResults(cell, {"forward": tied}, notes))
+    from attn_dispatch_tools.bench import plots
+
+    written = plots.draw(Report(facts, {}, cells), tmp_path)
+    both = {x.name for x in written if "flash" in x.read_text()}
+    assert both == {"bars-window.svg"} and len(written) > 1
