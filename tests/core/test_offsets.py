@@ -255,3 +255,31 @@ def test_wrong_offsets_say_what_was_expected(offset: Any, expected: str, got: st
     for more in ({}, {"is_causal": True}):
         with pytest.raises(ValueError, match=rf"causal_alignment: .*{expected}.*got .*{got}"):
             dot_product_attention(*drawn(0, 4, 5), causal_alignment=offset, **more)
+
+
+def test_derivatives_of_any_mode_and_symbolic_lengths():
+    q, k, _ = drawn(5, 5, 7)
+    mask = np.arange(7)[None, :] - np.arange(5)[:, None]
+    mask = (mask <= 2) & (mask >= -1)
+    window: dict[str, Any] = {"is_causal": True, "local_window_size": (3, None)}
+
+    def by_offset(q: Any, k: Any, offset: Any = 2) -> Any:
+        return dot_product_attention(q, k, k, causal_alignment=offset, **window)
+
+    def by_mask(q: Any, k: Any) -> Any:
+        return dot_product_attention(q, k, k, mask=mask)
+
+    def of_gradient(call: Any) -> Any:
+        return jax.jvp(jax.grad(lambda q: (call(q, k) ** 2).sum()), (q,), (q,))
+
+    moved = (q, k), (np.ones_like(q), k / 2)
+    traced = jax.jit(lambda *x: jax.jvp(lambda q, k: by_offset(q, k, jnp.int32(2)), *x))
+    check(traced(*moved), jax.jvp(by_mask, *moved), atol=1e-5)
+    check(of_gradient(by_offset), of_gradient(by_mask), atol=1e-4, rtol=1e-4)
+
+    b, t, s = jax.export.symbolic_shape("b, t, s")
+    structs = [jax.ShapeDtypeStruct((b, x, n, H), jnp.float32) for x, n in ((t, N), (s, K))]
+    for call, more in ((by_offset, ()), (by_offset, (jnp.int32(2),))):
+        types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in more]
+        exported = jax.export.export(jax.jit(call))(*structs, *types)
+        check([exported.call(q, k, *more)], [by_mask(q, k)])

@@ -15,6 +15,7 @@ the bottom right. The program runs that call only where there are such queries.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -200,6 +201,14 @@ def _both(rows: _Rows, name: str, x: jax.Array, past: jax.Array) -> jax.Array:
     return jnp.where(is_past, past, x)
 
 
+def _reversed_bytes(spec: AttentionSpec) -> int:
+    """Bytes of the reversed operands and results."""
+    names = _QUERY_ROWS + _KEY_ROWS
+    held = [(x.shape, x.dtype) for x in spec.operands if x.name in names]
+    held += [(x.shape, x.dtype.name) for x in spec.results]
+    return sum(math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in held)
+
+
 OFFSET_AS_LENGTHS = Rewrite(
     "offset: as lengths from the bottom right; queries past the last key apart, if there are any",
     _inner,
@@ -207,6 +216,7 @@ OFFSET_AS_LENGTHS = Rewrite(
     when=_is_within_kernels,
     beside=_beside,
     adds=LENGTHS,
+    own_bytes=_reversed_bytes,
     needed_for="rewrites/traced_offset",
 )
 
