@@ -28,7 +28,7 @@ def dot_product_attention(
     *,
     scale: ArrayLike | None = None,
     is_causal: bool = False,
-    causal_alignment: CausalAlignment | None = None,
+    causal_alignment: CausalAlignment | ArrayLike | None = None,
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: Window = None,
@@ -92,7 +92,9 @@ def dot_product_attention(
       causal_alignment: "top_left" for offset 0, as in jax.nn; "bottom_right" for S - T, computed
         from a row's or segment's actual lengths if they are given. Use the latter for queries
         behind a cache. Windows and ALiBi move with it. None is "top_left", with a warning where it
-        is probably not meant.
+        is probably not meant. Or the offset itself, which may be negative: an int, with which
+        kernels skip most, or integers [] or [B], which may be traced. Lengths do not move it, and
+        segments count it from their first query and key. Offsets beyond ±2^29 count as ±2^29.
       query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding. A
         traced length out of that range makes its whole batch row NaN.
       key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are padding.
@@ -210,7 +212,7 @@ def ragged_dot_product_attention(
     max_seqlen_kv: int,
     scale: ArrayLike | None = None,
     is_causal: bool = False,
-    causal_alignment: CausalAlignment | None = None,
+    causal_alignment: CausalAlignment | ArrayLike | None = None,
     local_window_size: Window = None,
     logits_soft_cap: float | None = None,
     alibi_slopes: ArrayLike | None = None,
@@ -255,7 +257,8 @@ def ragged_dot_product_attention(
       scale: a number, or a floating array [] or [N]; 1/sqrt(H) if None. This and all arguments
         below mean what they mean in `dot_product_attention`.
       is_causal: causality, windows, alignment and ALiBi count positions inside the sequence.
-      causal_alignment: "top_left" or "bottom_right"; None as in `dot_product_attention`.
+      causal_alignment: "top_left", "bottom_right", or the offset in each sequence, an int or an
+        integer array []; None as in `dot_product_attention`.
       local_window_size: (left, right), inclusive, or w for (w, w); None leaves a side open.
       logits_soft_cap: c > 0; scores become c · tanh(score / c).
       alibi_slopes: [N] floating, the same in every sequence.

@@ -1,6 +1,6 @@
 """The public names: the one list of them, of which docs/api.md has the documentation."""
 
-from attn_dispatch import integrations, mods, serving
+from attn_dispatch import integrations, mods, sequence, serving
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter import register as register_aiter_calls
 from attn_dispatch.api import dot_product_attention, ragged_dot_product_attention
@@ -43,6 +43,7 @@ __all__ = [
     "register_flash_calls",
     "rewrites",
     "scratch_limit",
+    "sequence",
     "serving",
     "sharded_dropout",
     "target",

@@ -169,9 +169,9 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"return_lse": "lse"}, "return_lse: expected True or False, got 'lse'"),
     *(
         ({"causal_alignment": alignment},
-         "causal_alignment: expected one of ('top_left', 'bottom_right'), got "
-         f"{alignment!r}")
-        for alignment in ("bottom", "", 0)
+         "causal_alignment: expected one of ('top_left', 'bottom_right'), or the offset as an int "
+         f"or an integer array, got {alignment!r}")
+        for alignment in ("bottom", "", False)
     ),
     ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),
     *(
@@ -224,7 +224,6 @@ _STATIC_ARGUMENTS = {
     "local_window_size": (2.0, "local_window_size: expected a non-negative int or a pair"),
     "logits_soft_cap": (3.0, "logits_soft_cap: expected a static number"),
     "dropout_rate": (0.0, "dropout_rate: expected a static number"),
-    "causal_alignment": (1, "causal_alignment: expected one of"),
     "implementation": (1, "implementation: expected None, one of"),
 }
 

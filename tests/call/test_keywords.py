@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
@@ -27,7 +28,7 @@ def signature_types() -> dict[str, str]:
 def keyword_types(keywords: type) -> dict[str, str]:
     """The types in a TypedDict, with ArrayLike for its type parameter A."""
     texts = {name: x.__forward_arg__ for name, x in keywords.__annotations__.items()}
-    return {x: "ArrayLike" + y[1:] if y in ("A", "A | None") else y for x, y in texts.items()}
+    return {x: re.sub(r"\bA( \| None)?$", r"ArrayLike\1", y) for x, y in texts.items()}
 
 
 def test_call_arguments_have_the_types_of_the_signatures():

@@ -146,6 +146,7 @@ MOD = trace("score_mod", lambda score, b, n, t, s: jnp.tanh(score), (), "float32
 
 _CHANGES = (
     {"scale": 0.5}, {"is_causal": True}, {"causal_alignment": "bottom_right"},
+    {"causal_offset": 3},
     {"window": (1, None)}, {"logits_soft_cap": 2.0}, {"dropout_rate": 0.5},
     {"dropout_impl": "rbg"}, {"deterministic_backward": True}, {"score_mod": MOD},
     {"mask_mod": MOD},

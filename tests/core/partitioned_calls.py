@@ -159,6 +159,8 @@ def operands_to_try() -> dict[str, Any]:
         "mask/0": jax.random.bernoulli(key, 0.7, (4, 1, 64, 64)),
         "query_seq_lengths/0": jnp.array([64, 10, 0, 33]),
         "key_value_seq_lengths/0": jnp.array([5, 64, 3, 0]),
+        "causal_alignment/shared": jnp.int32(7),
+        "causal_alignment/0": jnp.array([-9, 0, 40, 64]),
         "query_segment_ids/0": ids,
         "sinks/shared": jnp.linspace(-1, 1, 8),
         "sinks/0": jax.random.normal(key, (4, 8)),
@@ -170,6 +172,7 @@ def operands_to_try() -> dict[str, Any]:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "key_value_seq_lengths": {"is_causal": True, "causal_alignment": "bottom_right"},
+    "causal_alignment": {"is_causal": True, "local_window_size": (9, None)},
     "bias": {"logits_soft_cap": 2.0},
 }
 

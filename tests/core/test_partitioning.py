@@ -48,6 +48,7 @@ def test_call_along_explicit_axes_is_correct(report):
 _OPERANDS = (
     *(f"bias/{i}" for i in range(5)), "mask/0", "query_seq_lengths/0", "key_value_seq_lengths/0",
     "query_segment_ids/0", "sinks/shared", "sinks/0", "alibi_slopes/shared", "alibi_slopes/0",
+    "causal_alignment/shared", "causal_alignment/0",
 )  # fmt: skip
 
 

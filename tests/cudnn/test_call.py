@@ -188,6 +188,7 @@ BREAKS_RULE: dict[str, Callable[[], AttentionSpec]] = {
     "kernels need max_segments": lambda: spec(**SEGMENTS),
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
     "local_window_size as an array": lambda: spec(window_arrays=((2, 1),)),
+    "causal_alignment as a number": lambda: spec(is_causal=True, offset=3),
     "cuDNN multiplies by it in float32": lambda: spec(scale=1e-40),
     "this version does not return the dropout mask": lambda: spec_with(
         spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True

@@ -153,7 +153,8 @@ def test_built_in_name_cannot_be_taken(package):
 
 def test_named_cases_cover_every_feature():
     found = set()
-    for case in (*CASES, Case("window", window_arrays=((3, 2),))):
+    arrays = Case("window", window_arrays=((3, 2),)), Case("offset", window=(3, 0), offset=2)
+    for case in (*CASES, *arrays):
         spec = spec_of(case.forward_options(needs_keep=case.dropout > 0), case.avals())
         in_pages = {"key and value in pages": case.page}
         in_pages["key and value in one pool of pages"] = case.one_pool

@@ -35,6 +35,7 @@ LAYERS = {
             "mods",
             "call_steps",
             "paged",
+            "sequence",
             "serving",
         ),
         ("core",),
@@ -132,6 +133,7 @@ _VENDOR_NEUTRAL = (
     "call_steps",
     "paged",
     "devices",
+    "sequence",
     "semantics",
     "call",
 )

@@ -14,7 +14,7 @@ import attn_dispatch
 from attn_dispatch import public_names
 
 ROOT = Path(__file__).parents[2]
-SUBPACKAGES = {"integrations", "mods", "serving"}
+SUBPACKAGES = {"integrations", "mods", "sequence", "serving"}
 
 
 def test_the_package_has_the_names_of_public_names():

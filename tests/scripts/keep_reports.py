@@ -2,8 +2,9 @@
 
 usage: python -m tests.scripts.keep_reports FOLDER    the folder of tests/gpu/prove.py's reports
 
-A kept report of `attn-dispatch verify` has the environment, the options, counts, every reason and
-rewrite with its count, and everything about each case that failed or crashed. Other outcomes are
+A kept report of `attn-dispatch verify` has the environment, the options, counts, the commonest
+reasons and rewrites with their counts, and everything about each case that failed or crashed. Other
+outcomes are
 left out: at the commit of the report, the seed draws the same calls again. `attn-dispatch verify`
 reads kept reports with --repeat; --plot needs the full one. Other JSON files are copied as they
 are.
@@ -15,6 +16,7 @@ import json
 import math
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from attn_dispatch_tools.verify.report import Report
 from tests.support.repository import TESTS
 
 RESULTS = TESTS / "gpu/results"
+
+_COMMONEST = 12
+"""So many reasons, rewrites and kernels are kept by name; the others are counted together."""
 
 
 def kept(full: Report) -> dict[str, Any]:
@@ -35,12 +40,20 @@ def kept(full: Report) -> dict[str, Any]:
     kernels = Counter(f"{way}: {x}" for y in full.outcomes for way, x in y.engines.items())
     return facts | {
         "families": families,
-        "refused": dict(report.reasons_of(full.outcomes)),
-        "gradients_left_to_xla": dict(report.gradient_reasons_of(full.outcomes)),
-        "rewrites": dict(report.rewrites_of(full.outcomes)),
-        "kernels": dict(kernels.most_common()),
+        "refused": commonest(dict(report.reasons_of(full.outcomes))),
+        "gradients_left_to_xla": commonest(dict(report.gradient_reasons_of(full.outcomes))),
+        "rewrites": commonest(dict(report.rewrites_of(full.outcomes))),
+        "kernels": commonest(kernels),
         "outcomes": [x.to_json() for x in full.bad],
     }
+
+
+def commonest(counts: Mapping[str, int]) -> dict[str, int]:
+    """The largest counts, and the sum of the others with how many these are."""
+    ordered = sorted(counts.items(), key=lambda x: -x[1])
+    rest = ordered[_COMMONEST:]
+    others = {f"{len(rest)} others": sum(count for _, count in rest)} if rest else {}
+    return dict(ordered[:_COMMONEST]) | others
 
 
 def is_kept(facts: dict[str, Any]) -> bool:
@@ -58,7 +71,7 @@ def keep(folder: Path, results: Path = RESULTS) -> None:
     for path in sorted(folder.glob("*.json")):
         text = path.read_text()
         if path.name.startswith("verify-") and not is_kept(json.loads(text)):
-            text = json.dumps(kept(report.read(path)), indent=1) + "\n"
+            text = json.dumps(kept(report.read(path))) + "\n"
         (results / path.name).write_text(text)
 
 

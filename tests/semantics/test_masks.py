@@ -23,6 +23,7 @@ from attn_dispatch_tools.verify.reference import invalid_queries as invalid_by_r
 from tests.support.option_parts import options_with, with_facts
 
 BATCH = 2
+OFFSETS = st.integers(-10, 10) | st.sampled_from([-(2**29), 2**29])
 
 
 def mask_of(options: AttentionOptions, operands: Operands, start: int, size: int) -> np.ndarray:
@@ -55,7 +56,7 @@ def looped_mask(options: AttentionOptions, query_ids: list[int], key_ids: list[i
         queries = [i for i, x in enumerate(query_ids) if x == segment]
         keys = [j for j, x in enumerate(key_ids) if x == segment]
         is_bottom_right = options.meaning.causal_alignment == "bottom_right"
-        offset = len(keys) - len(queries) if is_bottom_right else 0
+        offset = len(keys) - len(queries) if is_bottom_right else options.meaning.causal_offset
         left, right = options.meaning.window
         for i, row in enumerate(queries):
             for j, column in enumerate(keys):
@@ -111,13 +112,22 @@ def calls(draw) -> tuple[AttentionOptions, Operands]:
         rows = draw(st.sampled_from([1, BATCH]))
         pair = st.lists(sides, min_size=2, max_size=2)
         operands["window"] = np.array(draw(st.lists(pair, min_size=rows, max_size=rows)), np.int32)
+    alignment = draw(st.sampled_from(["top_left", "bottom_right", "by_offset", "by_offset"]))
+    offset = 0
+    if alignment == "by_offset" and draw(st.booleans()):
+        offset = draw(OFFSETS)
+    elif alignment == "by_offset":
+        rows = draw(st.sampled_from([1, BATCH]))
+        found = draw(st.lists(OFFSETS, min_size=rows, max_size=rows))
+        operands["causal_offset"] = np.array(found, np.int32)
     largest = draw(st.none() | st.integers(1, 4)) if has_segments else None
     longest = draw(st.none() | st.tuples(st.integers(1, 6), st.integers(1, 6)))
     options = options_with(
         operands=tuple(operands),
         scale=1.0,
         is_causal=draw(st.booleans()),
-        causal_alignment=draw(st.sampled_from(["top_left", "bottom_right"])),
+        causal_alignment=alignment,
+        causal_offset=offset,
         window=(None, None) if is_array else window,
         max_segments=largest,
         max_seq_lens=longest if largest else None,
@@ -140,7 +150,11 @@ def test_drawn_lengths_segments_and_windows_agree_with_loops(call, data):
         window = options.meaning.window
         if "window" in operands:
             window = operands["window"][batch_row if len(operands["window"]) > 1 else 0].tolist()
-        expected = looped_mask(with_facts(options, window=tuple(window)), query_ids, key_ids)
+        facts: dict[str, Any] = {"window": tuple(window)}
+        if "causal_offset" in operands:
+            offsets = operands["causal_offset"]
+            facts["causal_offset"] = int(offsets[batch_row if len(offsets) > 1 else 0])
+        expected = looped_mask(with_facts(options, **facts), query_ids, key_ids)
         for head in range(2):
             np.testing.assert_array_equal(mask[batch_row, head], expected[start : start + size])
     # The dense reference, against which results are tested, has to agree as well.

@@ -69,6 +69,7 @@ class IntervalCall:
     facts: dict[str, Any] = field(default_factory=dict)
     mod: str = ""
     has_window_array: bool = False
+    has_offset_array: bool = False
 
     def draw(self, rng: Draw) -> Arrays:
         """The arrays of the call, some of them invalid."""
@@ -80,6 +81,8 @@ class IntervalCall:
         arrays |= _LAYOUTS[self.layout](rng, self.t, self.s)
         if self.has_window_array:
             arrays["window"] = rng.randint(-1 if rng.rand() < 0.2 else 0, 6, (BATCH, 2))
+        if self.has_offset_array:
+            arrays["causal_offset"] = rng.randint(-12, 13, rng.randint(1, BATCH + 1))
         if self.mod:
             made = [_filled(x, rng) for x in MODS[self.mod][1]]
             names = mod_operands("mask_mod", len(made))
@@ -175,8 +178,13 @@ def drawn_calls(count: int, seed: int) -> list[IntervalCall]:
         if layout == "same":
             s = t = 12
             facts["same_lengths"] = True
+        if i % 4 == 3:
+            facts |= {"causal_alignment": "by_offset", "causal_offset": int(rng.randint(-12, 13))}
         name = names[i // 2 % len(names)]
-        found.append(IntervalCall(layout, t, s, facts, name, has_array))
+        has_offsets = i % 8 == 7
+        if has_offsets:
+            facts["causal_offset"] = 0
+        found.append(IntervalCall(layout, t, s, facts, name, has_array, has_offsets))
     return found
 
 

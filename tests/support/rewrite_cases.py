@@ -11,10 +11,19 @@ _DIFFERENTIAL: dict[str, Any] = {
     "scale": 128**-0.5,
 }  # fmt: skip
 
+_CHUNK: dict[str, Any] = {
+    "t": 128, "s": 320, "h": 64, "v": 64, "dtype": "bfloat16", "is_causal": True,
+}  # fmt: skip
+
 REWRITE_CASES = {
     x.name: x
     for x in (
         Case("rewrites/no_keys", s=0, h=64, v=64, dtype="bfloat16"),
+        # Chunks of a prompt, whose place in the cache is a number.
+        Case("rewrites/static_offset", **_CHUNK, offset=100, window=(60, None)),
+        Case("rewrites/offset_hides_all", **_CHUNK, offset=-300),
+        Case("rewrites/traced_offset", **_CHUNK, offsets=(100, 300), window=(60, None)),
+        Case("rewrites/traced_offset_bias", **_CHUNK, offsets=(100,), bias=(1, 1, 128, 320)),
         # The heads of the Differential Transformer (arXiv:2410.05258): values are twice as wide as
         # queries and keys. The backward pass needs parts of 128 columns on an A100. With a gradient
         # of lse, as when parts of a sequence are merged, it needs parts of 256 on an H100 and on an

@@ -201,7 +201,8 @@ def _mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
         left, right = (wide if side < 0 else side for side in (left, right))
     if (left, right) == (-1, -1):
         return "none", -1, -1
-    return spec.meaning.causal_alignment, left, right
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
+    return "bottom_right" if is_bottom_right else "top_left", left, right
 
 
 def _bias(spec: AttentionSpec) -> Bias:

@@ -57,6 +57,7 @@ CALL_RULES = (
     _feature("score_mod"),
     _feature("mask_mod"),
     _feature("local_window_size as an array"),
+    _feature("causal_alignment as a number"),
     DTYPE,
     MAX_SEGMENTS,
     ROW_BIAS_GRADIENT,

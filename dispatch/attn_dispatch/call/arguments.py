@@ -39,7 +39,7 @@ class Arguments:
     mask: ArrayLike | None = None
     scale: ArrayLike | None = None
     is_causal: bool = False
-    causal_alignment: CausalAlignment | None = None
+    causal_alignment: CausalAlignment | ArrayLike | None = None
     query_seq_lengths: ArrayLike | None = None
     key_value_seq_lengths: ArrayLike | None = None
     local_window_size: Window = None

@@ -60,7 +60,8 @@ def _leaves_padded_keys(call: CheckedCall) -> bool:
         return False
     if any(_differs_by_row(call, name) for name in ("mask", "bias")):
         return False
-    if call.is_of_the_past and a.causal_alignment != "bottom_right":
+    is_bottom_right = isinstance(a.causal_alignment, str) and a.causal_alignment == "bottom_right"
+    if call.is_of_the_past and not is_bottom_right:
         return False  # real queries come before the padding, and see no key after themselves
     lengths = known_values(a.query_seq_lengths)
     return lengths is None or bool((lengths != shape.seq_len_q).any())

@@ -12,9 +12,12 @@ from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule
 
+_OFFSET = "causal_alignment as a number"
+
 _HAS: dict[str, Callable[[AttentionSpec], bool]] = {
     "causality and windows": lambda spec: spec.band != (None, None),
     "local_window_size as an array": lambda spec: spec.has("window"),
+    _OFFSET: lambda spec: spec.meaning.causal_alignment == "by_offset" and spec.has_diagonal,
     "key and value in pages": lambda spec: spec.is_paged,
     "key and value in one pool of pages": lambda spec: spec.meaning.value_page > 0,
     "lengths": lambda spec: spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths"),
@@ -51,6 +54,8 @@ def features_of(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 _REMEDIES = {
+    _OFFSET: 'pass causal_alignment="bottom_right" with key_value_seq_lengths, if that means the '
+    "same",
     "local_window_size as an array": "jax.lax.switch over calls with static windows",
     "the gradient of alibi_slopes": "jax.lax.stop_gradient of the slopes before the call, if they "
     "are constants",
@@ -62,6 +67,10 @@ _REMEDIES = {
 def feature_rule(name: str, text: str, remedy: str = "") -> Rule[AttentionSpec]:
     """The rule of kernels without this feature."""
     return Rule(f"feature/{name}", _HAS[name], text, remedy or _REMEDIES.get(name, ""))
+
+
+OFFSET_RULE = f"feature/{_OFFSET}"
+"""The rule of kernels that take no number as causal_alignment."""
 
 
 def unknown_features(spec: AttentionSpec, known: Collection[str], whose: str) -> tuple[Reason, ...]:

@@ -39,7 +39,7 @@ NAMES = {
     "is_causal_mask": "is is_causal",
     "use_causal_mask": "is is_causal",
     "causal_mask": "is is_causal",
-    "causal_offset": 'is causal_alignment="bottom_right" with key_value_seq_lengths',
+    "causal_offset": "is causal_alignment, which may be the offset",
     "window": _WINDOW,
     "window_size": _WINDOW + _AT_THE_END,
     "sliding_window": _SLIDING,

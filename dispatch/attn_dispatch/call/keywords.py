@@ -22,7 +22,7 @@ A = TypeVar("A")
 class SharedArguments(TypedDict, Generic[A], total=False):
     """The arguments that layers of frameworks do not pass themselves, without the window."""
 
-    causal_alignment: CausalAlignment | None
+    causal_alignment: CausalAlignment | A | None
     query_seq_lengths: A | None
     key_value_seq_lengths: A | None
 

@@ -23,7 +23,7 @@ from attn_dispatch.call.spec import AttentionSpec
 
 _PAGES = ("key_pages", "value_pages")
 
-SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks", *_PAGES)
+SHAREABLE = ("bias", "mask", "window", "causal_offset", "alibi_slopes", "sinks", *_PAGES)
 """Operands that may be shared along any of the dims. dropout_key and mods_start are numbered by the
 rows that share them, so they may be shared only along the last dims; the arrays of mods may be
 shared along further dims."""

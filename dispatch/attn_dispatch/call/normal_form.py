@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,9 @@ from attn_dispatch.call.checked_call import CheckedCall
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
+from attn_dispatch.call.offsets import Counted, diagonal_of
 from attn_dispatch.call.options import (
     AttentionOptions,
-    CausalAlignment,
     Meaning,
     Wanted,
     mod_operands,
@@ -28,7 +27,6 @@ from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv
 from attn_dispatch.call.static_arguments import (
     Side,
     check_bool,
-    check_choice,
     check_dropout,
     check_implementation,
     check_positive_int,
@@ -39,6 +37,10 @@ from attn_dispatch.call.static_arguments import (
 from attn_dispatch.call.values import Limits, as_int32, check_pages, check_values
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
+
+_LENGTHS = ("query_seq_lengths", "key_value_seq_lengths", "query_segment_ids", "cu_seqlens_q")
+"""The arrays with which sequences are not whole batch rows; segment ids are given for both sides.
+"""
 
 _MOST_SEGMENTS = 2**27
 """Programs have an array with six numbers of each possible id."""
@@ -74,9 +76,18 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
     left, right = window_sides(a.local_window_size)
     window, sides = _static_window(left, right)
 
+    counted = Counted(
+        has_distances=sides is not None or "alibi_slopes" in given,
+        has_lengths=any(name in given for name in _LENGTHS),
+    )
+    is_causal = check_bool("is_causal", a.is_causal)
+    diagonal = diagonal_of(a.causal_alignment, shape, counted, is_causal=is_causal, window=window)
+
     operands = _operands(given, a, shape)
     if sides is not None:
         operands["window"] = shape.shared(sides)
+    if diagonal.operand is not None:
+        operands["causal_offset"] = diagonal.operand
     lengths = shape.seq_len_q, shape.seq_len_kv
     limits = Limits(lengths, max_segments, max_seq_lens)
     check_values(arrays if sides is None else {**arrays, "local_window_size": sides}, limits)
@@ -96,9 +107,10 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         operands=tuple(operands),
         meaning=Meaning(
             scale=check_scale(a.scale, shape.head_dim, given["query"].dtype),
-            is_causal=check_bool("is_causal", a.is_causal),
-            causal_alignment=_check_alignment(a.causal_alignment),
-            window=window,
+            is_causal=diagonal.is_causal,
+            causal_alignment=diagonal.causal_alignment,
+            causal_offset=diagonal.causal_offset,
+            window=diagonal.window,
             logits_soft_cap=check_soft_cap(a.logits_soft_cap, given["query"].dtype),
             max_segments=max_segments,
             max_seq_lens=max_seq_lens,
@@ -208,13 +220,6 @@ def _check_max_segment_len(value: int, max_segments: int | None) -> tuple[int, i
             "None"
         )
     return longest, longest
-
-
-def _check_alignment(alignment: CausalAlignment | None) -> CausalAlignment:
-    """The alignment; None is jax.nn's."""
-    if alignment is None:
-        return "top_left"
-    return check_choice("causal_alignment", alignment, get_args(CausalAlignment))
 
 
 def _static_window(

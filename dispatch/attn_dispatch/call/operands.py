@@ -22,6 +22,7 @@ key_value_segment_ids  [B, S]                     int32
 cu_seqlens_q           [B, M + 1]                 int32
 cu_seqlens_kv          [B, M + 1]                 int32
 window                 [1|B, 2]                   int32, (left, right)
+causal_offset          [1|B]                      int32
 alibi_slopes           [1|B, N]                   floating
 sinks                  [1|B, N]                   floating
 dropout_key            [D, words], B % D == 0     uint32 key data

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from attn_dispatch.programs.program import ModProgram
 
 CausalAlignment = Literal["top_left", "bottom_right"]
+Alignment = Literal["top_left", "bottom_right", "by_offset"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class Meaning:
 
     scale: float
     is_causal: bool = False
-    causal_alignment: CausalAlignment = "top_left"
+    causal_alignment: Alignment = "top_left"
+    causal_offset: int = 0
+    """With causal_alignment "by_offset": query i is level with key i + causal_offset. 0 if the
+    operand `causal_offset` holds the number."""
     window: tuple[int | None, int | None] = (None, None)
     """The keys that a query may see to its (left, right), inclusive; None is open. (None, None) if
     the operand `window` holds both sides."""

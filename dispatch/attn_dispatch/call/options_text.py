@@ -23,13 +23,20 @@ def _order_of_axes(meaning: Meaning, wanted: Wanted) -> str:
     return _where(bool(sides), f"heads first in {sides}")
 
 
+def _alignment(meaning: Meaning) -> str:
+    if meaning.causal_alignment != "by_offset":
+        return meaning.causal_alignment
+    return f"by_offset {meaning.causal_offset}" if meaning.causal_offset else "by_offset"
+
+
 def _mods(meaning: Meaning, wanted: Wanted) -> str:
     return ", ".join(f"{name} {program}" for name, program in meaning.mods.items())
 
 
 _OPTIONS: tuple[Callable[[Meaning, Wanted], str], ...] = (
     lambda m, w: f"scale={m.scale:.6g}",
-    lambda m, w: _where(m.is_causal, f"causal {m.causal_alignment}"),
+    lambda m, w: _where(m.is_causal, f"causal {_alignment(m)}"),
+    lambda m, w: _where(not m.is_causal and m.causal_alignment == "by_offset", _alignment(m)),
     lambda m, w: _where(m.window != (None, None), f"window={m.window}"),
     lambda m, w: "" if m.logits_soft_cap is None else f"logits_soft_cap={m.logits_soft_cap:g}",
     lambda m, w: _where(m.max_segments is not None, f"max_segments={m.max_segments}"),

@@ -185,21 +185,41 @@ class AttentionSpec:
     def band(self) -> tuple[int | None, int | None]:
         """The keys seen to the left and right of the diagonal, causality included; None is open.
 
-        A side as wide as both lengths together hides nothing, and counts as open. So the numbers
-        cannot overflow int32.
+        A side that hides nothing counts as open: one as wide as `widest_side`, or, with a static
+        offset, one that reaches the last key that any query could see. So the numbers cannot
+        overflow int32.
         """
         left, right = self.meaning.window
         if self.meaning.is_causal:
             right = 0
-        widest = self.seq_len_q + self.seq_len_kv
         if self.has_symbolic_length:
             # Whether it hides anything is not known; no length is near 2^30.
-            left, right = (None if side is None else min(side, 2**30) for side in (left, right))
+            left, right = (None if side is None else min(side, 2**30 - 1) for side in (left, right))
             return left, right
+        from_left = from_right = self.widest_side
+        if self.meaning.causal_alignment == "by_offset" and not self.has("causal_offset"):
+            offset = self.meaning.causal_offset
+            from_left, from_right = self.seq_len_q - 1 + offset, self.seq_len_kv - 1 - offset
         return (
-            None if left is None or left >= widest else left,
-            None if right is None or right >= widest else right,
+            None if left is None or left >= from_left else left,
+            None if right is None or right >= from_right else right,
         )
+
+    @cached_property
+    def widest_side(self) -> int:
+        """A side of a window as wide as this hides nothing.
+
+        Offsets are from -2^29 to 2^29, and no length is near 2^29. So a position, an offset and a
+        narrower side add up in int32.
+        """
+        if self.meaning.causal_alignment == "by_offset":
+            return 2**30 - 1
+        return self.seq_len_q + self.seq_len_kv
+
+    @cached_property
+    def has_diagonal(self) -> bool:
+        """Whether causality, a window or ALiBi counts from the diagonal."""
+        return self.band != (None, None) or self.has("window") or self.has("alibi_slopes")
 
     @cached_property
     def has_lengths(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from attn_dispatch import settings, xla
+from attn_dispatch.call.features import OFFSET_RULE
 from attn_dispatch.call.options import FORWARD_MODE
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
@@ -29,7 +30,7 @@ from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Axis, is_affor
 from attn_dispatch.core.unplanned import certain_reasons, is_unknown
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import ComputesTangents, Implementation
-from attn_dispatch.reason import Reason, Rule, broken
+from attn_dispatch.reason import Reason, Rule, broken, rules_of
 from attn_dispatch.text import in_units
 
 
@@ -152,6 +153,8 @@ def _terms(implementation: Implementation, spec: AttentionSpec, against: Reasons
         is_backward=spec.is_backward,
         has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
         skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
+        has_refused_offset=spec.meaning.causal_alignment == "by_offset"
+        and OFFSET_RULE in rules_of(against(spec)),
     )
     return Terms(
         against,

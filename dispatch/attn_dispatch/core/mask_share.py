@@ -16,6 +16,7 @@ from attn_dispatch.programs.key_ranges import key_range
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import Mod
 from attn_dispatch.semantics import mods
+from attn_dispatch.semantics.diagonal import static_offset
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.typed_jax import mapped
 
@@ -57,7 +58,7 @@ def mask_share(spec: AttentionSpec, mod: Mod) -> MaskShare | None:
       spec: the call, with a band as narrow as the mask_mod allows.
       mod: its mask_mod, whose arrays have known values.
     """
-    decides = ("query_seq_lengths", "key_value_seq_lengths", "window")
+    decides = ("query_seq_lengths", "key_value_seq_lengths", "window", "causal_offset")
     if spec.is_packed or spec.symbols or spec.is_empty or any(map(spec.has, decides)):
         return None
     axes = axes_of(mod.program)
@@ -104,25 +105,20 @@ def _some(count: int, most: int) -> np.ndarray:
 
 def _in_band(spec: AttentionSpec, t: jax.Array, s: jax.Array) -> jax.Array:
     left, right = spec.band
-    distance = s - t - _offset(spec)
+    distance = s - t - (static_offset(spec) or 0)
     is_near = True if left is None else distance >= -left
     return jnp.asarray(is_near & (True if right is None else distance <= right))
-
-
-def _offset(spec: AttentionSpec) -> int:
-    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
-    return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 
 def _computed(spec: AttentionSpec, mod: Mod, batch: np.ndarray) -> float:
     """The share of tiles that band and lengths leave, over all rows of tiles."""
     t, keys = np.arange(0, spec.seq_len_q, TILE), spec.seq_len_kv
-    left, right = spec.band
+    (left, right), offset = spec.band, static_offset(spec) or 0
     begin, end = np.zeros_like(t), np.full_like(t, -(-keys // TILE))
     if left is not None:
-        begin = np.clip((t + _offset(spec) - left) // TILE, 0, end)
+        begin = np.clip((t + offset - left) // TILE, 0, end)
     if right is not None:
-        last = np.minimum(t + TILE, spec.seq_len_q) - 1 + _offset(spec) + right
+        last = np.minimum(t + TILE, spec.seq_len_q) - 1 + offset + right
         end = np.clip(last // TILE + 1, 0, end)
     ends = [end]
     if settings.current().rewrites and MASK_MOD_AS_LENGTHS.applied(spec) is not None:

@@ -39,6 +39,7 @@ LAYOUTS = {
     "cu_seqlens_q": "b m",
     "cu_seqlens_kv": "b m",
     "window": "b e",
+    "causal_offset": "b",
     "alibi_slopes": "b n",
     "sinks": "b n",
     "dropout_key": "b w",

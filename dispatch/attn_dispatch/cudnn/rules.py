@@ -96,6 +96,10 @@ _RULES = (
         "local_window_size as an array",
         "local_window_size as an array: cuDNN's window is static",
     ),
+    feature_rule(
+        "causal_alignment as a number",
+        "causal_alignment as a number: cuDNN's diagonal starts in a corner",
+    ),
     Rule[AttentionSpec](
         "cudnn/scale",
         is_out_of_range,

@@ -14,7 +14,10 @@ from attn_dispatch.semantics import interval_plan, mask_data
 from attn_dispatch.semantics.common_rules import DTYPE, scale_remedy
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
-MASKS = ("causality and windows", "lengths", "segment ids", "cu_seqlens", "mask", "mask_mod")
+MASKS = (
+    "causality and windows", "causal_alignment as a number", "lengths", "segment ids", "cu_seqlens",
+    "mask", "mask_mod",
+)  # fmt: skip
 """The features that say which pairs are seen."""
 
 FEATURES = (

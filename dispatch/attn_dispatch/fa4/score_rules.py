@@ -68,6 +68,12 @@ _RULES = (
         "alibi_slopes with causal_alignment='bottom_right' and other numbers of keys than of "
         "queries: these kernels count distances from the top left",
     ),
+    Rule[_Changed](
+        "fa4/slopes_by_offset",
+        lambda c: c.spec.has("alibi_slopes") and c.spec.meaning.causal_alignment == "by_offset",
+        "alibi_slopes with a number as causal_alignment: these kernels count distances from the "
+        "top left",
+    ),
 )
 
 _NOT_COMPILED = Rule[AttentionSpec](

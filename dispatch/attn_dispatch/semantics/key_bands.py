@@ -11,6 +11,7 @@ import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.key_ranges import key_range
+from attn_dispatch.semantics.diagonal import static_offset
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class KeyBand:
             # A sequence's keys may be anywhere, as seen from its queries.
             return KeyBand()
         found = KeyBand()
-        offset = _offset(spec)
+        offset = static_offset(spec)
         if offset is not None:
             left, right = spec.band
             found &= KeyBand(
@@ -60,10 +61,3 @@ class KeyBand:
             left, right = key_range(program).band
             found &= KeyBand(None if left is None else -left, right)
         return found
-
-
-def _offset(spec: AttentionSpec) -> int | None:
-    """The place of the key on the diagonal of query 0; None if that depends on arrays."""
-    if spec.meaning.causal_alignment == "top_left" or spec.meaning.same_lengths:
-        return 0
-    return None if spec.has_runtime_lengths else spec.seq_len_kv - spec.seq_len_q

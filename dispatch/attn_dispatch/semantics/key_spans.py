@@ -10,15 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.diagonal import Numbers, diagonal_of
 from attn_dispatch.semantics.given_ids import pick, row_lengths
 from attn_dispatch.semantics.interval_union import Range
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.ranks import Ranks
 from attn_dispatch.semantics.row_ids import RowIds, search
 from attn_dispatch.semantics.segment_runs import SegmentRuns
-
-Numbers = jax.Array | int
-"""int32 [1|B, 1|T], or one number for all."""
 
 
 @dataclass(frozen=True)
@@ -171,16 +169,13 @@ def _band(
     spec: AttentionSpec, operands: Mapping[str, jax.Array], queries: _Queries
 ) -> tuple[Numbers, Numbers]:
     """The keys first <= s < end of the band around the diagonal, before any limits."""
-    diagonal = queries.position
-    if spec.meaning.causal_alignment == "bottom_right":
-        diagonal = diagonal + queries.offset
+    diagonal = diagonal_of(spec, operands, queries.position, lambda: queries.offset)
     left, right = spec.band
     first = 0 if left is None else diagonal - left
     end = queries.keys if right is None else diagonal + (right + 1)
     if spec.has("window"):
-        # A window as wide as both lengths together hides nothing. The cut keeps sums in int32.
-        widest = spec.seq_len_q + spec.seq_len_kv
-        sides = jnp.minimum(operands["window"], widest)
+        # The cut, which changes nothing, keeps sums in int32.
+        sides = jnp.minimum(operands["window"], spec.widest_side)
         first = jnp.maximum(first, diagonal - sides[:, :1])
         end = jnp.minimum(end, diagonal + sides[:, 1:] + 1)
     return first, end

@@ -82,7 +82,7 @@ def seen_keys(bits: jax.Array, keys: int) -> jax.Array:
 def _differs_by_row(spec: AttentionSpec) -> bool:
     if spec.has_runtime_lengths or spec.has("window"):
         return True
-    if spec.has("mask") and spec.shape("mask")[0] != 1:
+    if any(spec.has(x) and spec.shape(x)[0] != 1 for x in ("mask", "causal_offset")):
         return True
     program = spec.meaning.mask_mod
     return program is not None and ("b" in axes_of(program) or spec.shape("mods_start")[0] != 1)

@@ -20,6 +20,7 @@ def mask_spec(spec: AttentionSpec) -> AttentionSpec:
         scale=1.0,
         is_causal=given.is_causal,
         causal_alignment=given.causal_alignment,
+        causal_offset=given.causal_offset,
         window=given.window,
         max_segments=given.max_segments,
         max_seq_lens=given.max_seq_lens,
@@ -35,7 +36,13 @@ def mask_operands(spec: AttentionSpec) -> tuple[str, ...]:
     """The operands that the mask of a call depends on, but for shapes."""
     program = spec.meaning.mask_mod
     read = () if program is None else mod_operands("mask_mod", len(program.arrays))
-    names = (*ID_OPERANDS, "mask", *read, *(() if program is None else ("mods_start",)))
+    names = (
+        *ID_OPERANDS,
+        "causal_offset",
+        "mask",
+        *read,
+        *(() if program is None else ("mods_start",)),
+    )
     return tuple(x.name for x in spec.operands if x.name in names)
 
 

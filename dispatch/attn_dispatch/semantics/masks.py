@@ -35,9 +35,8 @@ def allowed(
         if right is not None:
             conditions.append(keys <= diagonal + right)
         if spec.has("window"):
-            # A window as wide as both lengths together hides nothing. The cut keeps sums in int32.
-            widest = spec.seq_len_q + spec.seq_len_kv
-            sides = jnp.minimum(operands["window"], widest)[:, :, None, None, None]
+            # The cut, which changes nothing, keeps sums in int32.
+            sides = jnp.minimum(operands["window"], spec.widest_side)[:, :, None, None, None]
             conditions += [keys >= diagonal - sides[:, 0], keys <= diagonal + sides[:, 1]]
             conditions.append((sides >= 0).all(axis=1))
     if spec.has("mask"):

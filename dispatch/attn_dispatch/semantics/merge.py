@@ -13,32 +13,29 @@ _MAX_UNROLLED_PARTS = 16
 """Up to so many parts are added one by one, in one fused kernel; a sum over an axis is a kernel."""
 
 
-def merged(
-    out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array, *more: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Attention over several sets of keys, from the out and lse of each.
+def merged(out: jax.Array, lse: jax.Array, *more: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Attention over several sets of keys, from the out and lse of each; differentiable.
 
-        lse = log(exp(lse_a) + exp(lse_b) + …)
-        out = out_a · exp(lse_a - lse) + out_b · exp(lse_b - lse) + …
+        lse = log(exp(lse_0) + exp(lse_1) + …)
+        out = out_0 · exp(lse_0 - lse) + out_1 · exp(lse_1 - lse) + …
 
     The sums are float32 for outputs of 16 bits, and are rounded once. A row without keys, whose lse
-    is -inf, contributes nothing, even if its out is NaN.
+    is -inf, contributes nothing, even if its out is NaN. A row without keys in any set gets out 0
+    and lse -inf, and gives gradients of 0.
 
     Args:
-      out_a: the output [..., V] for the first set.
-      lse_a: its lse [...].
-      out_b: the output for the second set.
-      lse_b: its lse.
+      out: the output [..., V] for the first set of keys.
+      lse: its lse [...].
       *more: out and lse of each further set.
 
     Returns:
-      out [..., V] and lse [...], with the dtypes of a. Pass a float32 out_a to merge what arrives
-      part by part, because rounding out to 16 bits at each step adds up.
+      out [..., V] and lse [...], with the dtypes of the first set. Pass a float32 out to merge what
+      arrives part by part, because rounding out to 16 bits at each step adds up.
 
     Raises:
       ValueError: the shapes do not match.
     """
-    parts = (out_a, lse_a, out_b, lse_b, *more)
+    parts = (out, lse, *more)
     outs, lses = parts[::2], parts[1::2]
     shapes = [jnp.shape(x) for x in parts]
     rows = shapes[0][:-1]
@@ -47,9 +44,9 @@ def merged(
             f"merge: expected out {list(shapes[0])} and lse {list(rows)} of each set of keys, got "
             f"{', '.join(str(list(x)) for x in shapes)}"
         )
-    each, lse = shares(lses)
-    weighted = (_weighted(out.astype(lse.dtype), x) for out, x in zip(outs, each, strict=True))
-    return functools.reduce(jnp.add, weighted).astype(out_a.dtype), lse
+    each, total = shares(lses)
+    weighted = (_weighted(x.astype(total.dtype), y) for x, y in zip(outs, each, strict=True))
+    return functools.reduce(jnp.add, weighted).astype(out.dtype), total
 
 
 def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.diagonal import Numbers, diagonal_of
 from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.packing import Runs
 from attn_dispatch.semantics.pair_indices import PairIndices
@@ -49,11 +50,7 @@ class Positions:
             return _inside_segments(spec, operands, query_ids, key_ids)
         diagonal, keys = _iota(spec.seq_len_q), _iota(spec.seq_len_kv)
         indices = PairIndices.of(spec, operands, diagonal, keys)
-        if spec.meaning.causal_alignment == "bottom_right" and spec.has_lengths:
-            query_length, key_length = (row_lengths(spec, operands, x) for x in ("query", "key"))
-            diagonal = diagonal + (key_length - query_length)[:, None]
-        elif spec.meaning.causal_alignment == "bottom_right":
-            diagonal = diagonal + (spec.seq_len_kv - spec.seq_len_q)
+        diagonal = diagonal_of(spec, operands, diagonal, lambda: _more_keys(spec, operands))
         return Positions(query_ids, key_ids, diagonal, keys, indices)
 
     def part(self, take: Callable[[jax.Array, str], jax.Array]) -> Positions:
@@ -76,9 +73,16 @@ class Positions:
         return jnp.abs(self.diagonal[:, None, :, None] - self.key_positions[:, None, None, :])
 
 
+def _more_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Numbers:
+    """The number of keys of each batch row minus that of its queries."""
+    if not spec.has_lengths:
+        return spec.seq_len_kv - spec.seq_len_q
+    query_length, key_length = (row_lengths(spec, operands, x) for x in ("query", "key"))
+    return (key_length - query_length)[:, None]
+
+
 def _needs_positions(spec: AttentionSpec) -> bool:
-    has_distances = spec.has("alibi_slopes") or spec.has("window")
-    return spec.band != (None, None) or has_distances or spec.has("mods_start")
+    return spec.has_diagonal or spec.has("mods_start")
 
 
 def _iota(length: int) -> jax.Array:
@@ -108,6 +112,7 @@ def _inside_segments(
     queries, keys = of(query_ids), of(key_ids)
     diagonal, key_positions = queries.positions(query_ids), keys.positions(key_ids)
     indices = PairIndices.of(spec, operands, diagonal, key_positions, query_ids)
-    if spec.meaning.causal_alignment == "bottom_right":
-        diagonal = diagonal + (keys.count(query_ids) - queries.count(query_ids))
+    diagonal = diagonal_of(
+        spec, operands, diagonal, lambda: keys.count(query_ids) - queries.count(query_ids)
+    )
     return Positions(query_ids, key_ids, diagonal, key_positions, indices)

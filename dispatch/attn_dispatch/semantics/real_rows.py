@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.diagonal import offset_of, static_offset
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.positions import Positions
@@ -50,22 +51,21 @@ def real_rows_by_position(
     Segment ids need max_segments.
     """
     if not spec.has_runtime_lengths:
-        return _by_band(spec), None
+        return _by_band(spec, operands), None
     ranges = SequenceRanges.of(spec, operands)
     of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
     position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
     length_q, length_kv = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
-    queries = (of_query > 0) & _attends(spec, position, length_q, length_kv)
+    queries = (of_query > 0) & _attends(
+        spec, position + offset_of(spec, operands, lambda: length_kv - length_q), length_kv
+    )
     keys = (of_key > 0) & (_pick(ranges.lengths_q, of_key) > 0)
     return queries, keys
 
 
-def _attends(
-    spec: AttentionSpec, position: jax.Array, length_q: jax.Array, length_kv: jax.Array
-) -> jax.Array:
-    """Whether the query at this position of its sequence has a key inside its window."""
+def _attends(spec: AttentionSpec, diagonal: jax.Array, length_kv: jax.Array) -> jax.Array:
+    """Whether the query that is level with key `diagonal` has a key inside its window."""
     left, right = spec.band
-    diagonal = position + (length_kv - length_q if _is_bottom_right(spec) else 0)
     first = jnp.int32(0) if left is None else jnp.maximum(diagonal - left, 0)
     last = length_kv - 1
     if right is not None:
@@ -86,37 +86,40 @@ def each_query_attends(spec: AttentionSpec) -> bool:
     return set(features_of(spec)) <= _NO_PADDING_ROWS and _reaches_all_rows(spec)
 
 
-_NO_PADDING_ROWS = {"causality and windows", "dropout", "the gradient of lse", "the row maximum"}
+_NO_PADDING_ROWS = {
+    "causality and windows", "causal_alignment as a number", "dropout", "the gradient of lse",
+    "the row maximum",
+}  # fmt: skip
 """Features that make no query a padding row, unless the window does."""
 
 
 def leading_padding_rows(spec: AttentionSpec) -> int:
     """The number of leading queries that causality from the bottom right leaves without a key; 0
     if that depends on lengths known at run time only."""
-    if not spec.meaning.is_causal or not _is_bottom_right(spec) or spec.has_runtime_lengths:
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
+    if not spec.meaning.is_causal or not is_bottom_right or spec.has_runtime_lengths:
         return 0
     return max(spec.seq_len_q - spec.seq_len_kv, 0)
 
 
-def _by_band(spec: AttentionSpec) -> jax.Array | None:
+def _by_band(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
     """Real queries of a call without lengths, from its window; None if all queries see a key."""
     if _reaches_all_rows(spec):
         return None
     t, s = spec.seq_len_q, spec.seq_len_kv
-    return _attends(spec, _iota(t), jnp.int32(t), jnp.int32(s))
+    offset = offset_of(spec, operands, lambda: jnp.int32(s) - jnp.int32(t))
+    return _attends(spec, _iota(t) + offset, jnp.int32(s))
 
 
 def _reaches_all_rows(spec: AttentionSpec) -> bool:
     left, right = spec.band
     t, s = spec.seq_len_q, spec.seq_len_kv
-    offset = s - t if _is_bottom_right(spec) else 0
+    offset = static_offset(spec)
+    if offset is None:
+        return (left, right) == (None, None)
     starts_late = right is not None and offset + right < 0
     ends_early = left is not None and t - 1 + offset - left > s - 1
     return not starts_late and not ends_early
-
-
-def _is_bottom_right(spec: AttentionSpec) -> bool:
-    return spec.meaning.causal_alignment == "bottom_right"
 
 
 def _by_scores(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:

@@ -29,6 +29,7 @@ _AXES = {
     "value": "bsk",
     "mask": "bnt",
     "window": "b",
+    "causal_offset": "b",
     "bias": "bnt",
     "alibi_slopes": "bn",
     "sinks": "bn",

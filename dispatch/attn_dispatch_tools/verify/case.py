@@ -48,6 +48,10 @@ class Case:
     dtype: str = "float32"
     is_causal: bool = False
     alignment: CausalAlignment = "top_left"
+    offset: int | None = None
+    """The number that causal_alignment is instead."""
+    offsets: tuple[int, ...] | None = None
+    """The numbers as an array [1|B]."""
     window: tuple[int | None, int | None] = (None, None)
     window_arrays: Rows | None = None
     """The window as an array [1|B, 2]."""
@@ -153,6 +157,7 @@ class Case:
             "cu_seqlens_q": self.cu_q,
             "cu_seqlens_kv": self.cu_kv,
             "window": self.window_arrays,
+            "causal_offset": self.offsets,
             "alibi_slopes": self.alibi,
             "sinks": self.sinks,
             "dropout_key": self.dropout or None,
@@ -287,8 +292,14 @@ class Case:
             "cu_seqlens_q": self.cu_q,
             "cu_seqlens_kv": self.cu_kv,
             "window": self.window_arrays,
+            "causal_offset": self.offsets,
         }
         return {name: x for name, x in integers.items() if x is not None}
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether causal_alignment is a number."""
+        return self.offset is not None or self.offsets is not None
 
     @property
     def _has_same_lengths(self) -> bool:
@@ -367,7 +378,8 @@ class Case:
             meaning=Meaning(
                 scale=self.scale,
                 is_causal=self.is_causal,
-                causal_alignment=self.alignment,
+                causal_alignment="by_offset" if self.has_offset else self.alignment,
+                causal_offset=self.offset or 0,
                 window=self.window,
                 logits_soft_cap=self.soft_cap,
                 max_segments=self.max_segments,

@@ -29,6 +29,7 @@ from attn_dispatch_tools.verify.reference import (
     poison_padding,
     relative_positions,
     segment_ids,
+    with_row_offset,
 )
 
 _FLOAT32_NOISE = 2.0**-21
@@ -114,8 +115,15 @@ class _Forward:
         self.distance = np.ones((1, 1, 1, 1), self.wide)
         if "alibi_slopes" in operands:
             rows = range(self.q.shape[0])
-            ids = [segment_ids(options, operands, row) for row in rows]
-            distance = [abs(relative_positions(options, *pair)) for pair in ids]
+            distance = [
+                abs(
+                    relative_positions(
+                        with_row_offset(options, operands, row),
+                        *segment_ids(options, operands, row),
+                    )
+                )
+                for row in rows
+            ]
             self.distance = np.array(distance, self.wide)[:, None]
             score = score - self.per_head("alibi_slopes")[..., None] * self.distance
         if "bias" in operands:

@@ -8,6 +8,7 @@ full Jacobian-vector product. Operands and shapes are those of `attn_dispatch.ca
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def relative_positions(
     """j - (i + offset) for every pair [T, S]; meaningful where the ids are equal."""
     i = np.tril(query_ids[:, None] == query_ids, -1).sum(axis=1)
     j = np.tril(key_ids[:, None] == key_ids, -1).sum(axis=1)
-    offset = np.zeros_like(i)
+    offset = np.full_like(i, options.meaning.causal_offset)
     if options.meaning.causal_alignment == "bottom_right":
         keys = (query_ids[:, None] == key_ids).sum(axis=1)
         queries = (query_ids[:, None] == query_ids).sum(axis=1)
@@ -136,10 +137,21 @@ def relative_positions(
     return j[None, :] - (i + offset)[:, None]
 
 
+def with_row_offset(
+    options: AttentionOptions, operands: Operands, batch_row: int
+) -> AttentionOptions:
+    """The options with the offset of this batch row, if offsets are an array."""
+    if "causal_offset" not in operands:
+        return options
+    offset = int(_pick(operands["causal_offset"], batch_row))
+    return replace(options, meaning=replace(options.meaning, causal_offset=offset))
+
+
 def allowed_pairs(options: AttentionOptions, operands: Operands, batch_row: int) -> np.ndarray:
     """Whether query i may attend key j, bool [N, T, S], in one batch row."""
     query_ids, key_ids = segment_ids(options, operands, batch_row)
-    relative = relative_positions(options, query_ids, key_ids)
+    of_row = with_row_offset(options, operands, batch_row)
+    relative = relative_positions(of_row, query_ids, key_ids)
     may = (query_ids[:, None] == key_ids) & (query_ids[:, None] != 0)
     left, right = options.meaning.window
     if "window" in operands:
@@ -268,7 +280,8 @@ class _Row:
             self.slope = self.slope * slope
         if "bias" in operands:
             score = score + _pick(operands["bias"], batch_row).astype(np.float64)
-        self.distance = np.abs(relative_positions(options, query_ids, key_ids))
+        of_row = with_row_offset(options, operands, batch_row)
+        self.distance = np.abs(relative_positions(of_row, query_ids, key_ids))
         if "alibi_slopes" in operands:
             slopes = _pick(operands["alibi_slopes"], batch_row).astype(np.float64)
             score = score - slopes[:, None, None] * self.distance

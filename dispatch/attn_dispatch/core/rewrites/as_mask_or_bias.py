@@ -7,7 +7,7 @@ in proportion to the product of the lengths, so its size is limited (MAX_PAIR_EN
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import jax
@@ -26,6 +26,7 @@ from attn_dispatch.core.rewrites.rewrite import (
     common_shape,
     for_,
     without_band,
+    without_offset,
 )
 from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
@@ -40,12 +41,13 @@ def _bias_shape(spec: AttentionSpec) -> Shape:
 
 def _slopes_as_bias(spec: AttentionSpec) -> AttentionSpec:
     wanted = ("bias" if x == "alibi_slopes" else x for x in spec.wanted.gradients)
-    return changed(
+    inner = changed(
         spec,
         without=("alibi_slopes",),
         arrays={"bias": (_bias_shape(spec), "float32")},
         wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
     )
+    return without_offset(inner)
 
 
 def _compute_slopes(
@@ -79,18 +81,50 @@ SLOPES_AS_BIAS = Rewrite(
 )
 
 
+def _after_slopes(
+    compute: Callable[[AttentionSpec, AttentionSpec, NamedArrays, Calls], NamedArrays],
+    spec: AttentionSpec,
+    inner: AttentionSpec,
+    operands: NamedArrays,
+    calls: Calls,
+) -> NamedArrays:
+    """The results of the call, where `compute` leads to the inner call once ALiBi is a bias."""
+    with_bias = _slopes_as_bias(spec)
+
+    def kernel(operands: Mapping[str, jax.Array]) -> NamedArrays:
+        return compute(with_bias, inner, dict(operands), calls)
+
+    return _compute_slopes(spec, with_bias, operands, Calls(kernel, calls.xla, calls.beside))
+
+
 def _band_shape(spec: AttentionSpec) -> Shape:
     return _pairs(spec, "mask", batch=spec.shape("window")[0] if spec.has("window") else 1)
 
 
 def _band_as_mask(spec: AttentionSpec) -> AttentionSpec:
+    if _has_slopes_by_offset(spec):
+        return _band_as_mask(_slopes_as_bias(spec))
     arrays = {"mask": (_band_shape(spec), "bool")}
-    return changed(spec, without=("window",), arrays=arrays, meaning=without_band(spec.meaning))
+    return without_offset(
+        changed(spec, without=("window",), arrays=arrays, meaning=without_band(spec.meaning))
+    )
+
+
+def _has_slopes_by_offset(spec: AttentionSpec) -> bool:
+    """Whether ALiBi, too, counts from an offset, which no kernel with a band has."""
+    return spec.has("alibi_slopes") and spec.meaning.causal_alignment == "by_offset"
+
+
+def _band_arrays(spec: AttentionSpec) -> tuple[Shape, ...]:
+    band = _band_shape(spec)
+    return (band, _bias_shape(spec)) if _has_slopes_by_offset(spec) else (band,)
 
 
 def _compute_band(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
+    if _has_slopes_by_offset(spec):
+        return _after_slopes(_compute_band, spec, inner, operands, calls)
     band = replace(Positions.of(spec, operands), query_ids=None, key_ids=None)
     given = operands | {"mask": _mask(spec, operands, band, inner.shape("mask"))}
     if spec.is_backward and spec.has("window"):
@@ -103,9 +137,9 @@ BAND_AS_MASK = Rewrite(
     "causality and window: as a mask",
     _band_as_mask,
     _compute_band,
-    adds=("mask",),
+    adds=("mask", "bias"),
     when=lambda spec: not spec.is_packed and (spec.has("window") or spec.band != (None, None)),
-    pairs=lambda spec: (_band_shape(spec),),
+    pairs=_band_arrays,
     # For a band a kernel may skip rows that attend nothing, and draw their mask for the next rows.
     moves_dropout=True,
     needed_for="alibi/lengths_bottom_right_bf16_d64_256x256",
@@ -122,11 +156,12 @@ def _sequences_as_mask(spec: AttentionSpec) -> AttentionSpec:
         return _sequences_as_mask(_slopes_as_bias(spec))
     return changed(
         spec,
-        without=(*(x for x in SEQUENCE_OPERANDS if spec.has(x)), "window"),
+        without=(*(x for x in SEQUENCE_OPERANDS if spec.has(x)), "window", "causal_offset"),
         arrays={"mask": (_pairs(spec, "mask", batch=spec.batch), "bool")},
         meaning=replace(
             without_band(spec.meaning),
             causal_alignment="top_left",
+            causal_offset=0,
             max_segments=None,
             max_seq_lens=None,
         ),
@@ -144,13 +179,7 @@ def _compute_sequences(
     such a row attends to.
     """
     if spec.has("alibi_slopes"):
-        with_bias = _slopes_as_bias(spec)
-
-        def kernel(operands: Mapping[str, jax.Array]) -> NamedArrays:
-            return _compute_sequences(with_bias, inner, dict(operands), calls)
-
-        then_sequences = Calls(kernel, calls.xla, calls.beside)
-        return _compute_slopes(spec, with_bias, operands, then_sequences)
+        return _after_slopes(_compute_sequences, spec, inner, operands, calls)
     mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
     cleared, bad = _without_nan(spec, operands)
     results = dict(calls.kernel(for_(inner, operands | cleared | {"mask": mask})))
@@ -225,6 +254,8 @@ def _pairs(
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     if spec.is_packed or (spec.has_lengths and is_bottom_right):
         batch = spec.batch
+    if spec.has("causal_offset"):
+        batch = max(batch, spec.shape("causal_offset")[0])
     if spec.has(name):
         own_batch, own_heads = spec.shape(name)[:2]
         batch, heads = max(batch, own_batch), max(heads, own_heads)

@@ -28,6 +28,10 @@ from attn_dispatch.core.rewrites.mask_from_out import MASK_FROM_OUT
 from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP, SCORE_MOD_AS_SLOPES
 from attn_dispatch.core.rewrites.mods_as_arrays import MASK_MOD_AS_MASK, SUM_AS_BIAS
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
+from attn_dispatch.core.rewrites.offset_as_lengths import (
+    OFFSET_AS_LENGTHS,
+    OFFSET_AS_LENGTHS_OR_XLA,
+)
 from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch.core.rewrites.packed_as_padded import PACKED_AS_PADDED
 from attn_dispatch.core.rewrites.results_by_xla import (
@@ -39,12 +43,16 @@ from attn_dispatch.core.rewrites.results_by_xla import (
 from attn_dispatch.core.rewrites.rewrite import Rewrite
 from attn_dispatch.core.rewrites.row_bias import ROW_BIAS
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTER_A_CACHE, SINKS_AFTERWARDS
+from attn_dispatch.core.rewrites.static_offset import NOTHING_SEEN, STATIC_OFFSET
 from attn_dispatch.core.rewrites.value_columns import VALUES_OF_128, VALUES_OF_256
 from attn_dispatch.core.rewrites.wide_heads import HEADS_OF_256, VALUE_AS_WIDE
 
 _OF_A_CACHE = (NEAR_KEYS, WHOLE_PAGES, HEADS_AS_QUERIES, QUERIES_AS_HEADS)
 
+OF_OFFSETS = (NOTHING_SEEN, STATIC_OFFSET, OFFSET_AS_LENGTHS, OFFSET_AS_LENGTHS_OR_XLA)
+
 REWRITES: tuple[Rewrite, ...] = (
+    *OF_OFFSETS,
     MASK_MOD_AS_LENGTHS,
     ONE_DIAGONAL,
     NARROW_BIAS,
@@ -89,6 +97,7 @@ def preferred(
     is_backward: bool,
     has_decoding_kernel: bool,
     skips_from_bottom_right: bool,
+    has_refused_offset: bool = False,
 ) -> tuple[Rewrite, ...]:
     """The rewrites to take even if the call breaks no rule, because kernels then do less work.
 
@@ -98,8 +107,11 @@ def preferred(
       has_decoding_kernel: whether the implementation has a kernel for single queries on a cache.
       skips_from_bottom_right: whether the implementation's backward pass skips the keys left of a
         window that is counted from the bottom right.
+      has_refused_offset: whether causal_alignment is a number, and the implementation takes none.
+        Other rewrites may then apply to the call without it.
     """
     rewrites = (
+        *(OF_OFFSETS if has_refused_offset else ()),
         MASK_MOD_AS_LENGTHS,
         *(() if skips_from_bottom_right else (ONE_DIAGONAL,)),
         *(FOR_DECODING if has_decoding_kernel else ()),

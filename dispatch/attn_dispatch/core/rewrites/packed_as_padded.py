@@ -30,7 +30,7 @@ _QUERY_ROWS = ("query", "out", "out_grad")
 _KEY_ROWS = ("key", "value")
 _ROWS_BY_HEAD = ("lse", "lse_grad", "row_max")
 """Arrays [B, N, T]."""
-_OF_BATCH_ROW = ("alibi_slopes", "sinks")
+_OF_BATCH_ROW = ("alibi_slopes", "sinks", "causal_offset")
 _REFUSED = ("bias", "mask", "window")
 """Operands with which the rewrite does not apply: those over pairs, which would have to be divided
 too, and window, which has a batch row."""
@@ -64,7 +64,7 @@ def _arrays(spec: AttentionSpec) -> dict[str, tuple[tuple[int, ...], str]]:
         elif x.name in _ROWS_BY_HEAD:
             arrays[x.name] = ((batch, x.shape[1], t), x.dtype)
         elif x.name in _OF_BATCH_ROW and x.shape[0] > 1:
-            arrays[x.name] = ((batch, x.shape[1]), x.dtype)
+            arrays[x.name] = ((batch, *x.shape[1:]), x.dtype)
     return arrays
 
 

@@ -235,6 +235,15 @@ def without_band(meaning: Meaning) -> Meaning:
     return replace(meaning, is_causal=False, window=(None, None))
 
 
+def without_offset(spec: AttentionSpec) -> AttentionSpec:
+    """The call without its offset, and without a band that hides nothing; the call itself if it has
+    no offset, or if anything counts from it."""
+    if spec.meaning.causal_alignment != "by_offset" or spec.has_diagonal:
+        return spec
+    meaning = replace(without_band(spec.meaning), causal_alignment="top_left", causal_offset=0)
+    return changed(spec, without=("causal_offset",), meaning=meaning)
+
+
 def gradients_without(spec: AttentionSpec, *names: str) -> tuple[str, ...]:
     """The wanted gradients except these; the query's if none is left.
 

@@ -117,6 +117,8 @@ class _Search:
                 continue
             if rewrite.enables is not None and not self.reasons:
                 continue
+            if self._is_too_late_for(rewrite):
+                continue
             if not (found := rewrite.inner_calls(self.spec)):
                 continue
             inner, *enabled = found

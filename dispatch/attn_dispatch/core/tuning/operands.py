@@ -15,7 +15,8 @@ def made_for(spec: AttentionSpec) -> dict[str, jax.Array]:
     """The operands of a call, except out and lse, which only a forward pass can make.
 
     Sequences have equal lengths and fill their batch rows; a batch row that may hold several has as
-    many as possible. Masks allow nine of ten pairs, windows all.
+    many as possible. Masks allow nine of ten pairs, windows all, and an offset makes the last query
+    level with the last key.
     """
     keys = jax.random.split(jax.random.key(0), len(spec.operands))
     wanted = (x for x in spec.operands if x.name not in RESIDUALS[:2])
@@ -32,6 +33,8 @@ def _made(spec: AttentionSpec, name: str, key: jax.Array) -> jax.Array:
         return _cu_seqlens(spec, name, shape)
     if name == "window":
         return jnp.full(shape, spec.seq_len_q + spec.seq_len_kv, dtype)
+    if name == "causal_offset":
+        return jnp.full(shape, spec.seq_len_kv - spec.seq_len_q, dtype)
     if name == "alibi_slopes":
         return jnp.broadcast_to(2.0 ** -jnp.linspace(1, 8, shape[-1]), shape).astype(dtype)
     if dtype == jnp.bool_:

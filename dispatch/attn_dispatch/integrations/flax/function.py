@@ -221,6 +221,8 @@ def _check_one_query(options: Options, dtype: np.dtype, *, has_mask: bool) -> No
 
 def _is_placed(options: Options, has_mask: bool) -> bool:
     alignment = options.get("causal_alignment")
+    if alignment is not None and not isinstance(alignment, str):
+        return True  # the query's own place
     ends = ("key_value_seq_lengths", "query_segment_ids", "key_value_segment_ids")
     has_end = not has_mask or any(options.get(name) is not None for name in ends)
     return alignment == "top_left" or (alignment == "bottom_right" and has_end)

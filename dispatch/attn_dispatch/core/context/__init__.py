@@ -1,0 +1,1 @@
+"""Context parallelism: calls whose rows and keys are spread over devices."""

@@ -1,0 +1,230 @@
+"""What each way to spread a sequence over devices costs: bytes, floating-point operations, seconds.
+
+The model is of one attention call on devices that compute nothing else meanwhile. Its formulas are
+in `strategy_costs.py`; docs/context.md compares it with measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from attn_dispatch.core.context.hardware import Chip, Links
+from attn_dispatch.reason import Reason, sentences
+from attn_dispatch.text import in_units
+
+TILE = 128
+"""Queries and keys of a kernel's tile. The tiles at both ends of a window are computed whole."""
+
+PACKED_IMBALANCE = 1.7
+"""The busiest device's work over the mean, for packed documents in zigzag order: 1.45 to 2.1 for
+documents drawn from three distributions, 131,072 tokens on 8 devices. `sequence.balance` has 1."""
+
+MOST_GATHERED = 4 << 30
+"""Bytes that a device may use for the keys, values and gradients of other devices."""
+
+_TIE = 1.02
+"""Exchanged heads are chosen if they cost up to so many times the cheapest strategy: they need no
+order, and are balanced for all documents."""
+
+
+@dataclass(frozen=True)
+class SpreadCall:
+    """A call whose rows and keys are spread over devices, with the sizes of all of them."""
+
+    batch: int
+    """The batch rows that the devices of the axis compute together."""
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    width: int = 2
+    """Bytes per number."""
+    is_causal: bool = True
+    window: int | None = None
+    """Keys before its own position that a query sees at most."""
+    longest: int | None = None
+    """The length of packed documents; None for one sequence."""
+    imbalance: float | None = None
+    """The busiest device's work over the mean in zigzag order; None for what is typical."""
+    is_zigzag: bool = False
+    """Rows and keys are in zigzag order already."""
+
+    @cached_property
+    def pairs(self) -> float:
+        """The pairs of a query and a key that kernels compute, for one head."""
+        reach = min(self.longest or self.keys, self.keys)
+        seen = reach - min(self.queries, reach) / 2 if self.is_causal else float(reach)
+        if self.window is not None:
+            seen = min(seen, self.window + 2 * TILE)
+        return self.batch * self.queries * seen
+
+    @property
+    def work(self) -> float:
+        """The floating-point operations of the forward pass: of two products, 2 for each number."""
+        return 2 * self.pairs * self.heads * (self.head_dim + self.head_dim_v)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether late rows of contiguous order see more keys than early ones."""
+        return self.is_causal and self.window is None
+
+    @property
+    def unbalanced(self) -> float:
+        """The busiest device's work over the mean, where devices have different rows."""
+        if self.imbalance is not None:
+            return self.imbalance
+        is_packed = self.longest is not None and self.longest < self.keys
+        return PACKED_IMBALANCE if is_packed and self.is_uneven else 1
+
+    @property
+    def query_bytes(self) -> float:
+        return self.batch * self.queries * self.heads * self.head_dim * self.width
+
+    @property
+    def out_bytes(self) -> float:
+        return self.batch * self.queries * self.heads * self.head_dim_v * self.width
+
+    @property
+    def kv_bytes(self) -> float:
+        """Keys and values together."""
+        width = (self.head_dim + self.head_dim_v) * self.width
+        return self.batch * self.keys * self.kv_heads * width
+
+    @property
+    def kv_gradient_bytes(self) -> float:
+        """Sums of the gradients of keys and values, in float32 at least."""
+        return self.kv_bytes / self.width * max(self.width, 4)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices along the axis; those of one node follow each other."""
+
+    per_node: int
+    nodes: int = 1
+
+    @property
+    def number(self) -> int:
+        return self.per_node * self.nodes
+
+    @staticmethod
+    def of(number: int, node: int = 8) -> Devices:
+        """So many devices on nodes of `node`. ValueError if they leave a node partly filled."""
+        if number > node and number % node:
+            raise ValueError(f"devices: expected at most {node} or a multiple of it, got {number}")
+        return Devices(min(number, node), max(number // node, 1))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The costs of the forward or the backward pass for the most loaded device."""
+
+    sent: float
+    """Bytes that a device sends."""
+    flops: float
+    compute: float
+    """Seconds in kernels and in local copies and sums."""
+    exposed: float
+    """Seconds of exchange during which the device waits."""
+    hidden: float = 0.0
+    """Seconds of exchange during which it computes."""
+    gathered: float = 0.0
+    """Bytes of memory for what it gathers from other devices, and for gradients of that."""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.exposed
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a strategy costs, or why it does not apply."""
+
+    strategy: str
+    reasons: tuple[Reason, ...] = ()
+    """Why it does not apply. The costs are then None."""
+    forward: Pass | None = None
+    backward: Pass | None = None
+    split: tuple[int, int] | None = None
+    """For heads+ring: the devices that exchange heads, and those of a ring."""
+
+    def passes(self, *, needs_backward: bool = True) -> tuple[Pass, ...]:
+        """The passes that a call makes; none if the strategy does not apply."""
+        both = (self.forward, self.backward if needs_backward else None)
+        return tuple(x for x in both if x is not None)
+
+    def seconds(self, *, needs_backward: bool = True) -> float:
+        """The modelled time; infinite if the strategy does not apply."""
+        passes = self.passes(needs_backward=needs_backward)
+        return sum(x.seconds for x in passes) if passes else math.inf
+
+    def gathered(self, *, needs_backward: bool = True) -> float:
+        """The most bytes of memory for what is gathered from other devices."""
+        passes = self.passes(needs_backward=needs_backward)
+        return max((x.gathered for x in passes), default=0.0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where a call runs."""
+
+    devices: Devices
+    links: Links
+    chip: Chip
+
+
+def one_device(call: SpreadCall, chip: Chip) -> tuple[float, float]:
+    """The seconds of both passes on a single device, which sends nothing."""
+    return call.work / chip.forward, 2.5 * call.work / chip.backward
+
+
+def choose(
+    costs: Iterable[Cost], *, needs_backward: bool = True, most_gathered: float = MOST_GATHERED
+) -> Cost | None:
+    """The strategy with the least modelled time, heads if about as fast; None if none applies.
+
+    Args:
+      costs: the strategies' costs.
+      needs_backward: whether both passes count.
+      most_gathered: bytes that a strategy may gather. If nothing stays below, the one that gathers
+        least is chosen.
+    """
+    able = [x for x in costs if not x.reasons]
+    if not able:
+        return None
+
+    def gathered(cost: Cost) -> float:
+        return cost.gathered(needs_backward=needs_backward)
+
+    def rank(cost: Cost) -> float:
+        seconds = cost.seconds(needs_backward=needs_backward)
+        return seconds / _TIE if cost.strategy == "heads" else seconds
+
+    within = [x for x in able if gathered(x) <= most_gathered]
+    return min(within, key=rank) if within else min(able, key=gathered)
+
+
+def table(costs: Iterable[Cost]) -> str:
+    """The strategies in lines of text: bytes that a device sends, and modelled milliseconds."""
+    rows: list[tuple[str, ...]] = [
+        ("strategy", "sent forward", "sent backward", "forward", "backward", "gathered")
+    ]
+    notes: list[str] = []
+    for cost in costs:
+        if not (passes := cost.passes()):
+            notes.append(f"{cost.strategy}: {sentences(cost.reasons)}")
+            continue
+        name = cost.strategy
+        if cost.split is not None:
+            name += " {} x {}".format(*cost.split)
+        sent = (in_units(round(x.sent)) for x in passes)
+        times = (f"{x.seconds * 1e3:.3g} ms" for x in passes)
+        rows.append((name, *sent, *times, in_units(round(cost.gathered()))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(x.rstrip() for x in (*lines, *notes))

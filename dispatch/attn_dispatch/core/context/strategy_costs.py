@@ -1,0 +1,323 @@
+"""The costs of each strategy, derived from what it sends and computes.
+
+P devices hold 1 / P of the rows and keys each. Per device and pass, of its own shares:
+
+    strategy  forward sends                  backward sends                        hidden
+    heads     (q + k + v + out) (P - 1) / P  twice that                            nothing
+    gather    (k + v) (P - 1)                that, and (dk + dv) (P - 1), float32  nothing
+    ring      (k + v) (P - 1)                that, and (dk + dv) (P - 1), float32  behind kernels
+    halo      k + v of the window            twice that                            nothing
+
+(Ulysses, arXiv:2309.14509; Llama 3, arXiv:2407.21783; ring, arXiv:2310.01889.) heads+ring exchanges
+heads within groups, and sends keys around rings of one device from each group (arXiv:2405.07719).
+Heads are exchanged anew in the backward pass: a program without remat may keep q, k, v and out as
+exchanged, and then sends half of that. With fewer kv heads than devices, keys and values are
+gathered and their gradients summed by an all-reduce. lse is not counted: it is 1 / 64 of out. A
+strategy whose order of rows is not that of the call first exchanges rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from attn_dispatch.core.context.cost import Cost, Devices, Hardware, Pass, SpreadCall
+from attn_dispatch.reason import Reason, Rule, broken
+
+_BACKWARD_WORK = 2.5
+"""Five products, of two in the forward pass (FlashAttention-2, arXiv:2307.08691)."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    call: SpreadCall
+    hardware: Hardware
+    is_backward: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.hardware.devices.number
+
+    @property
+    def flops(self) -> float:
+        """The operations of one device if all have the same."""
+        return self.call.work / self.number * (_BACKWARD_WORK if self.is_backward else 1)
+
+    @property
+    def rows(self) -> float:
+        """Bytes of a device's arrays of rows: q and out, and their gradients."""
+        both = (self.call.query_bytes + self.call.out_bytes) / self.number
+        return both * (2 if self.is_backward else 1)
+
+    @property
+    def keys(self) -> float:
+        """Bytes of a device's keys and values, and their gradients in the call's dtype."""
+        return self.call.kv_bytes / self.number * (2 if self.is_backward else 1)
+
+    def kernels(self, flops: float) -> float:
+        """The seconds of kernels."""
+        chip = self.hardware.chip
+        return flops / (chip.backward if self.is_backward else chip.forward)
+
+    def copies(self, moved: float) -> float:
+        """The seconds of reading and writing so many bytes of a device's memory."""
+        return moved / self.hardware.chip.memory
+
+
+def all_to_all(sent: float, hardware: Hardware, group: Devices | None = None) -> float:
+    """The seconds in which every device sends `sent` bytes, an equal part to each device.
+
+    Transfers within and between nodes go on at the same time.
+    """
+    devices, links = group or hardware.devices, hardware.links
+    others = max(devices.number - 1, 1)
+    within = sent * (devices.per_node - 1) / others / links.within
+    between = sent * (devices.number - devices.per_node) / others / links.between
+    return max(within, between) + links.latency * math.ceil(math.log2(devices.number))
+
+
+def all_gather(share: float, hardware: Hardware) -> float:
+    """The seconds until every device has the `share` bytes of all.
+
+    A node receives the shares of all others once, each of its devices an equal part of them, and
+    hands them on within the node. A reduce-scatter is the same backwards.
+    """
+    devices, links = hardware.devices, hardware.links
+    within = share * (devices.number - 1) / links.within if devices.per_node > 1 else 0.0
+    others = devices.number - devices.per_node
+    between = share * others / devices.per_node / links.between
+    return max(within, between) + links.latency * math.ceil(math.log2(devices.number))
+
+
+def hop(sent: float, hardware: Hardware, nodes: int | None = None) -> float:
+    """The seconds in which every device sends `sent` bytes to the next one.
+
+    All wait for the slowest: across nodes, if there are several.
+    """
+    links = hardware.links
+    across = (hardware.devices.nodes if nodes is None else nodes) > 1
+    return sent / (links.between if across else links.to_one) + links.latency
+
+
+def _heads(case: _Case) -> Pass:
+    """All-to-all of all arrays before and after the kernel, and local transposes around each."""
+    call, number = case.call, case.number
+    if call.kv_heads % number == 0:
+        return _exchanged(case, case.rows + case.keys)
+    found, shares = _exchanged(case, case.rows), call.kv_bytes * (number - 1) / number
+    exposed = all_gather(call.kv_bytes / number, case.hardware)
+    memory = call.kv_bytes
+    if case.is_backward:  # an all-reduce sends as much as a reduce-scatter and a gather
+        sums = call.kv_gradient_bytes
+        shares += 2 * sums * (number - 1) / number
+        exposed += 2 * all_gather(sums / number, case.hardware)
+        memory += sums
+    return replace(
+        found, sent=found.sent + shares, exposed=found.exposed + exposed, gathered=memory
+    )
+
+
+def _exchanged(case: _Case, moved: float) -> Pass:
+    """The device's share of kernels, and an all-to-all of `moved` bytes in all."""
+    sent = moved * (case.number - 1) / case.number
+    compute = case.kernels(case.flops) + case.copies(4 * moved)
+    return Pass(sent, case.flops, compute, all_to_all(sent, case.hardware))
+
+
+def _in_order(case: _Case, moved: float) -> tuple[float, float]:
+    """Bytes and seconds of putting `moved` bytes of a device into another order, in two hops."""
+    sent = moved * (case.number - 1) / case.number
+    return sent, 2 * hop(sent / 2, case.hardware)
+
+
+def _gather(case: _Case) -> Pass:
+    """Keys and values gathered; backward, their gradients summed to the devices that hold them.
+
+    Rows are put into zigzag order, if late ones see more keys; then all devices compute the same.
+    """
+    call, others = case.call, case.number - 1
+    share = call.kv_bytes / case.number
+    gradients = call.kv_gradient_bytes / case.number if case.is_backward else 0.0
+    sent = (share + gradients) * others
+    exposed = all_gather(share, case.hardware)
+    if gradients:
+        exposed += all_gather(gradients, case.hardware)
+    if call.is_uneven and not call.is_zigzag:
+        more, seconds = _in_order(case, case.rows)
+        sent, exposed = sent + more, exposed + seconds
+    flops = case.flops * call.unbalanced
+    memory = call.kv_bytes
+    if case.is_backward:  # keys, their gradients as a kernel writes them, and those in float32
+        memory = 2 * call.kv_bytes + call.kv_gradient_bytes
+    return Pass(sent, flops, case.kernels(flops), exposed, gathered=memory)
+
+
+def _ring(case: _Case) -> Pass:
+    """Keys sent on while a device computes with them; backward, their gradients follow."""
+    call = case.call
+    found = _rings(case, case.number, call.kv_bytes / case.number, case.hardware.devices.nodes)
+    if call.is_uneven and not call.is_zigzag:
+        more, seconds = _in_order(case, case.rows + case.keys)
+        found = replace(found, sent=found.sent + more, exposed=found.exposed + seconds)
+    return found
+
+
+def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
+    """Rings of `number` devices, whose keys and values are `share` bytes each.
+
+    In zigzag order all steps take equally long. Results are added in float32 in every step: out in
+    the forward pass, dq in the backward pass, for which a number is read twice and written once.
+    """
+    call, steps = case.call, number - 1
+    gradients = 0.0
+    if case.is_backward:
+        gradients = share / call.width * max(call.width, 4)
+    flops = case.flops * call.unbalanced
+    each = (call.query_bytes if case.is_backward else call.out_bytes) / case.number / call.width
+    sums = case.copies(each * (4 + 4 + call.width)) * steps
+    step = hop(share + gradients, case.hardware, nodes)
+    hidden = min(step, case.kernels(flops) / number) * steps
+    exposed = step * steps - hidden
+    if gradients:  # they come home after the last kernel
+        home = hop(gradients, case.hardware, nodes)
+        hidden, exposed = max(hidden - home, 0.0), exposed + min(home, hidden)
+    sent = (share + gradients) * steps
+    return Pass(sent, flops, case.kernels(flops) + sums, exposed, hidden)
+
+
+def _halo(case: _Case) -> Pass:
+    """The window's keys and values sent to the next device, and their gradients back."""
+    call = case.call
+    rows = min(call.window or 0, call.keys)
+    part = call.kv_bytes * rows / call.keys
+    ways = 2 if case.is_backward else 1
+    sent, exposed = part * ways, hop(part, case.hardware) * ways
+    if call.is_zigzag:
+        more, seconds = _in_order(case, case.rows + case.keys)
+        sent, exposed = sent + more, exposed + seconds
+    return Pass(sent, case.flops, case.kernels(case.flops), exposed)
+
+
+def _heads_and_ring(case: _Case) -> Pass:
+    """Heads exchanged within groups of h devices, and a ring over the P / h groups."""
+    call, devices = case.call, case.hardware.devices
+    heads, ring = split(call, devices) or (1, case.number)
+    group = Devices(heads)
+    moved = case.rows + case.keys
+    sent = moved * (heads - 1) / heads
+    rings = _rings(case, ring, call.kv_bytes / case.number, devices.nodes)
+    exposed = rings.exposed + all_to_all(sent, case.hardware, group)
+    if call.is_uneven and not call.is_zigzag:
+        more, seconds = _in_order(case, case.rows + case.keys)
+        sent, exposed = sent + more, exposed + seconds
+    compute = rings.compute + case.copies(4 * moved)
+    return replace(rings, sent=rings.sent + sent, compute=compute, exposed=exposed)
+
+
+def divides(call: SpreadCall, devices: int) -> bool:
+    """Whether query heads divide over devices, with whole kv heads for each of them."""
+    kv = call.kv_heads
+    return call.heads % devices == 0 and (kv % devices == 0 or devices % kv == 0)
+
+
+def split(call: SpreadCall, devices: Devices) -> tuple[int, int] | None:
+    """The most devices of a node that can exchange q's and kv's heads, and a ring's length."""
+    within = devices.per_node
+    sizes = [x for x in range(within, 1, -1) if within % x == 0 and x < devices.number]
+    found = next((x for x in sizes if call.heads % x == 0 == call.kv_heads % x), None)
+    return None if found is None else (found, devices.number // found)
+
+
+def _chunk(case: _Case) -> int:
+    return case.call.keys // case.number
+
+
+def _sizes(case: _Case) -> Mapping[str, object]:
+    call, devices = case.call, case.hardware.devices
+    return {"heads": call.heads, "kv_heads": call.kv_heads, "devices": devices.number}
+
+
+_WINDOW_IN_RING = Rule[_Case](
+    "context/ring/window",
+    lambda x: x.call.window is not None,
+    "a ring sends all keys, of which a window hides most",
+)
+RULES: dict[str, tuple[Rule[_Case], ...]] = {
+    "heads": (
+        Rule(
+            "context/heads/divide",
+            lambda x: not divides(x.call, x.number),
+            "{heads} heads over {kv_heads} do not divide over {devices} devices",
+            facts=_sizes,
+        ),
+    ),
+    "gather": (),
+    "ring": (_WINDOW_IN_RING,),
+    "halo": (
+        Rule(
+            "context/halo/window",
+            lambda x: x.call.window is None or not 1 <= x.call.window <= _chunk(x),
+            "a halo needs a window of 1 to {keys} keys to the left",
+            facts=lambda x: {"keys": _chunk(x)},
+        ),
+        Rule(
+            "context/halo/causal",
+            lambda x: not x.call.is_causal,
+            "a window without causality reaches keys of later devices",
+            remedy="is_causal=True",
+        ),
+    ),
+    "heads+ring": (
+        Rule(
+            "context/heads+ring/divide",
+            lambda x: split(x.call, x.hardware.devices) is None,
+            "{heads} heads over {kv_heads} divide over no group of a node's devices that leaves a "
+            "ring, of {devices} devices",
+            facts=_sizes,
+        ),
+        _WINDOW_IN_RING,
+    ),
+}
+"""Why a strategy does not apply, as far as sizes tell."""
+_PASSES: dict[str, Callable[[_Case], Pass]] = {
+    "heads": _heads, "gather": _gather, "ring": _ring, "halo": _halo, "heads+ring": _heads_and_ring,
+}  # fmt: skip
+
+
+def cost(
+    strategy: str, call: SpreadCall, hardware: Hardware, refused: tuple[Reason, ...] = ()
+) -> Cost:
+    """What a strategy costs for a call, or why it does not apply.
+
+    Args:
+      strategy: its name.
+      call: the call.
+      hardware: where it runs.
+      refused: reasons not to run the call that the sizes do not tell.
+    """
+    case = _Case(call, hardware)
+    known = {x.rule for x in refused}
+    reasons = (*refused, *(x for x in broken(RULES[strategy], case) if x.rule not in known))
+    if reasons:
+        return Cost(strategy, reasons)
+    found = _PASSES[strategy]
+    return Cost(
+        strategy,
+        forward=found(case),
+        backward=found(replace(case, is_backward=True)),
+        split=split(call, hardware.devices) if strategy == "heads+ring" else None,
+    )
+
+
+def costs(
+    call: SpreadCall, hardware: Hardware, refused: Mapping[str, tuple[Reason, ...]] | None = None
+) -> list[Cost]:
+    """What every strategy costs for a call.
+
+    Args:
+      call: the call.
+      hardware: where it runs.
+      refused: by strategy, reasons not to run the call that the sizes do not tell.
+    """
+    return [cost(x, call, hardware, (refused or {}).get(x, ())) for x in _PASSES]

@@ -1,0 +1,289 @@
+"""The cost model: bytes and operations counted by hand, measured times, and the choice."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attn_dispatch.core.context import strategy_costs
+from attn_dispatch.core.context.cost import (
+    PACKED_IMBALANCE,
+    Cost,
+    Devices,
+    Hardware,
+    Pass,
+    SpreadCall,
+    choose,
+    one_device,
+    table,
+)
+from attn_dispatch.core.context.hardware import H100, H200, INFINITY_FABRIC, MI300X, NVLINK_4, Links
+from attn_dispatch.core.context.strategy_costs import all_gather, all_to_all, cost, costs, hop
+from attn_dispatch.reason import Reason, rules_of
+from tests.support.repository import ROOT, environment
+
+TWO_H200 = Hardware(Devices(2), NVLINK_4, H200)
+EIGHT_H100 = Hardware(Devices(8), NVLINK_4, H100)
+SLOW = Hardware(Devices(4, 2), Links(8.0, 4.0, 2.0, latency=0.0), H100)
+"""Bytes per second that can be followed by hand."""
+
+
+def call(length: int, heads: int = 32, kv_heads: int = 8, **facts) -> SpreadCall:
+    return SpreadCall(1, length, length, heads, kv_heads, 128, 128, **facts)
+
+
+MEASURED = [
+    # strategy, tokens, window, milliseconds forward, with the backward pass, tolerance
+    ("heads", 32768, None, 7.3, 27.8, 0.05),
+    ("heads", 131072, None, 109, 413, 0.05),
+    ("heads", 131072, 4096, 10.2, 34.0, 0.08),
+    ("ring", 32768, None, 7.2, None, 0.08),
+    ("ring", 131072, None, 110, None, 0.08),
+    ("halo", 131072, 4096, 7.8, 31.1, 0.18),
+]
+"""Two H200, bfloat16, 32 heads over 8 of 128, causal. The ring's backward pass was autodiff's.
+The halo's kernels took segment ids, which made them slower than the model's."""
+
+
+@pytest.mark.parametrize(("strategy", "tokens", "window", "forward", "both", "tolerance"), MEASURED)
+def test_measured_times(strategy, tokens, window, forward, both, tolerance: float):
+    given = call(tokens, window=window, is_zigzag=strategy == "ring")
+    found = cost(strategy, given, TWO_H200)
+    assert found.seconds(needs_backward=False) * 1e3 == pytest.approx(forward, rel=tolerance)
+    if both is not None:
+        assert found.seconds() * 1e3 == pytest.approx(both, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "window", "forward", "both"),
+    [(32768, None, 13.1, 50.0), (131072, None, 212, 795), (131072, 4096, 13.4, 54.1)],
+)
+def test_measured_times_of_one_device(tokens, window, forward, both):
+    """The chip's speed is of other calls than these."""
+    found = one_device(call(tokens, window=window), H200)
+    assert found[0] * 1e3 == pytest.approx(forward, rel=0.06)
+    assert sum(found) * 1e3 == pytest.approx(both, rel=0.06)
+
+
+def sent(strategy: str, given: SpreadCall, hardware: Hardware) -> tuple[float, ...]:
+    return tuple(x.sent for x in cost(strategy, given, hardware).passes())
+
+
+def test_bytes_are_those_counted_by_hand():
+    """Arrays of 8 tokens, 8 heads over 2 of 4 and 2 numbers, on 4 devices."""
+    given = SpreadCall(3, 8, 8, 8, 2, 4, 2, is_zigzag=True)
+    hardware = Hardware(Devices(4), NVLINK_4, H100)
+    q, out, k, v = (
+        2 * math.prod(x) for x in [(3, 2, 8, 4), (3, 2, 8, 2), (3, 2, 2, 4), (3, 2, 2, 2)]
+    )
+    assert given.query_bytes == 4 * q and given.out_bytes == 4 * out
+    assert given.kv_bytes == 4 * (k + v)
+    # Two kv heads for four devices: all have both, and the gradients are an all-reduce in float32.
+    one_way, in_float32 = (q + out) * 3 / 4, 2 * (k + v)
+    backward = 2 * one_way + 3 * (k + v) + 6 * in_float32
+    assert sent("heads", given, hardware) == (one_way + 3 * (k + v), backward)
+    four = replace(given, kv_heads=4)
+    one_way = (q + out + 2 * (k + v)) * 3 / 4
+    assert sent("heads", four, hardware) == (one_way, 2 * one_way)
+    expected = 3 * (k + v), 3 * (k + v + in_float32)
+    assert sent("gather", given, hardware) == sent("ring", given, hardware) == expected
+    halo = replace(given, window=1, is_zigzag=False)
+    assert sent("halo", halo, hardware) == ((k + v) / 2, k + v)  # one of a device's two tokens
+    # Pairs of devices exchange heads, and two such pairs are a ring.
+    within = (q + out + k + v) / 2
+    ring = sent("heads+ring", given, hardware)
+    assert ring == (within + k + v, 2 * within + k + v + in_float32)
+    assert cost("heads+ring", given, hardware).split == (2, 2)
+
+
+def test_another_order_costs_an_exchange_of_rows():
+    given, hardware = SpreadCall(1, 8, 8, 4, 4, 4, 4), Hardware(Devices(4), NVLINK_4, H100)
+    x = given.query_bytes / 4
+    zigzag = replace(given, is_zigzag=True)
+    for strategy, forward, backward in (("gather", 2, 4), ("ring", 4, 8), ("heads", 0, 0)):
+        more = np.subtract(sent(strategy, given, hardware), sent(strategy, zigzag, hardware))
+        np.testing.assert_allclose(more, (forward * x * 3 / 4, backward * x * 3 / 4))
+    window = replace(given, window=1)  # with a window all rows see as much: only a halo minds
+    assert sent("gather", window, hardware) == sent(
+        "gather", replace(window, is_zigzag=True), hardware
+    )
+    assert sent("halo", window, hardware) < sent("halo", replace(window, is_zigzag=True), hardware)
+
+
+def test_exchanges_wait_for_the_slowest_link():
+    """Two nodes of 4 devices, each with 8 bytes/s within the node, 4 to one device, 2 outside."""
+    assert all_to_all(7.0, SLOW) == 2.0  # 3 bytes within, 4 between
+    assert all_to_all(7.0, SLOW, Devices(8)) == 7 / 8
+    assert all_gather(2.0, SLOW) == 2.0 * 7 / 8  # 8 bytes come to the node, 2 by each device
+    assert all_gather(2.0, replace(SLOW, links=replace(SLOW.links, between=1.0))) == 2.0
+    assert hop(6.0, SLOW) == 3.0 and hop(6.0, SLOW, nodes=1) == 1.5
+    slow = replace(SLOW, links=replace(SLOW.links, latency=0.25))
+    assert hop(6.0, slow) == 3.25 and all_gather(2.0, slow) == 1.75 + 3 * 0.25
+
+
+def test_a_ring_hides_what_its_kernels_cover():
+    given = call(131072, is_zigzag=True)
+    forward, backward = cost("ring", given, EIGHT_H100).passes()
+    assert forward.exposed == 0 and forward.hidden == pytest.approx(
+        7 * hop(given.kv_bytes / 8, EIGHT_H100)
+    )
+    gradients = hop(given.kv_gradient_bytes / 8, EIGHT_H100)
+    assert backward.exposed == pytest.approx(gradients)  # the last ones, behind the last kernel
+    starved = replace(EIGHT_H100, links=Links(1e9, 1e9, 1e9))
+    forward, _ = cost("ring", given, starved).passes()
+    kernels = forward.flops / H100.forward
+    assert forward.exposed + forward.hidden == pytest.approx(7 * hop(given.kv_bytes / 8, starved))
+    assert forward.hidden == pytest.approx(7 / 8 * kernels)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(("queries", "keys"), [(512, 512), (64, 512), (1, 512)])
+def test_pairs_are_those_of_the_mask(queries: int, keys: int, window: int | None):
+    t, s = np.arange(keys - queries, keys)[:, None], np.arange(keys)
+    mask = s <= t
+    if window is not None:
+        mask &= s > t - window - 256
+    found = SpreadCall(2, queries, keys, 1, 1, 8, 8, window=window).pairs
+    assert found == pytest.approx(2 * mask.sum(), rel=0.35 if window else 0.01)
+    assert found >= 1.99 * mask.sum() or window is None
+    assert SpreadCall(2, queries, keys, 1, 1, 8, 8, is_causal=False).pairs == 2 * queries * keys
+
+
+def test_packed_documents_cost_less_and_unbalance_zigzag_orders():
+    one, packed = call(131072), call(131072, longest=4096)
+    assert packed.pairs == one.pairs / 32
+    loads = {}
+    for strategy in ("heads", "gather", "ring"):
+        found = cost(strategy, packed, EIGHT_H100).forward
+        assert found is not None
+        loads[strategy] = found.flops * 8 / packed.work
+    assert loads == {"heads": 1, "gather": PACKED_IMBALANCE, "ring": PACKED_IMBALANCE}
+    balanced = replace(packed, imbalance=1.01)
+    assert cost("gather", balanced, EIGHT_H100).forward.flops == packed.work / 8 * 1.01  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_sizes_that_do_not_fit_are_reasons():
+    qwen = costs(call(131072, 28, 4), EIGHT_H100)
+    reasons = {x.strategy: rules_of(x.reasons) for x in qwen if x.reasons}
+    assert reasons == {"heads": {"context/heads/divide"}, "halo": {"context/halo/window"}}
+    assert "28 heads over 4 do not divide over 8 devices" in table(qwen)
+    wide = costs(call(131072, window=20000), EIGHT_H100)
+    reasons = {x.strategy: rules_of(x.reasons) for x in wide if x.reasons}
+    assert reasons == {
+        "halo": {"context/halo/window"},
+        "ring": {"context/ring/window"},
+        "heads+ring": {"context/ring/window"},
+    }
+    both_sides = cost("halo", call(131072, window=128, is_causal=False), EIGHT_H100)
+    assert rules_of(both_sides.reasons) == {"context/halo/causal"}
+    prime = cost("heads+ring", call(131072, 8, 1), EIGHT_H100)
+    assert rules_of(prime.reasons) == {"context/heads+ring/divide"}
+
+
+def test_heads_are_exchanged_within_nodes():
+    def split(heads: int, kv_heads: int, devices: Devices) -> tuple[int, int] | None:
+        return strategy_costs.split(call(1024, heads, kv_heads), devices)
+
+    assert split(28, 4, Devices(8)) == (4, 2)
+    assert split(64, 8, Devices(8, 8)) == (8, 8)
+    assert split(64, 8, Devices(8)) == (4, 2)  # 8 would leave no ring
+    assert split(40, 8, Devices(8, 2)) == (8, 2)
+    assert split(6, 3, Devices(8, 2)) is None  # 2 devices would cut a kv head
+
+
+def test_the_choice():
+    heads, gather = made("heads", 1.01, 3.0), made("gather", 1.0, 3.0, gathered=1e9)
+    ring, halo = made("ring", 1.1, 2.8), Cost("halo", (Reason("context/halo/window"),))
+    assert choose([halo, gather, heads]) is heads  # as fast, and always balanced
+    assert choose([halo, gather, made("heads", 1.1, 3.0)]) is gather
+    assert choose([ring, gather]) is ring
+    assert choose([ring, gather], needs_backward=False) is gather
+    assert choose([ring, gather], needs_backward=False, most_gathered=5e8) is gather
+    assert choose([ring, gather], needs_backward=False, most_gathered=4e8) is ring
+    assert choose([gather, halo], most_gathered=0) is gather
+    assert choose([halo]) is None
+
+
+def made(strategy: str, forward: float, backward: float, gathered: float = 0.0) -> Cost:
+    first = Pass(0, 0, forward, 0, gathered=gathered / 2)
+    return Cost(strategy, (), first, Pass(0, 0, 0, backward, gathered=gathered))
+
+
+def test_the_choice_for_a_window():
+    window = costs(call(131072, window=4096), EIGHT_H100)
+    assert getattr(choose(window), "strategy", None) == "halo"
+
+
+def test_a_choice_follows_the_links():
+    """A ring has one of seven links to peers; with several nodes heads+ring is cheapest."""
+    amd = Hardware(Devices(8), INFINITY_FABRIC, MI300X)
+    ring, gather = (cost(x, call(16384, is_zigzag=True), amd).seconds() for x in ("ring", "gather"))
+    assert gather < ring
+    nodes = Hardware(Devices.of(64), NVLINK_4, H100)
+    chosen = choose(costs(call(131072, 64, 8), nodes))
+    assert chosen is not None and (chosen.strategy, chosen.split) == ("heads+ring", (8, 8))
+
+
+def test_other_reasons_stand_before_those_of_sizes():
+    no_pages = Reason("context/features", (), "with pages, only heads are exchanged")
+    known = Reason("context/heads/divide", (), "said by another")
+    found = costs(call(1024, 28, 4), EIGHT_H100, {"ring": (no_pages,), "heads": (known,)})
+    by_name = {x.strategy: x for x in found}
+    assert by_name["ring"].reasons == (no_pages,) and by_name["ring"].seconds() == math.inf
+    assert [str(x) for x in by_name["heads"].reasons] == ["said by another"]
+
+
+def test_drawn_calls_are_never_faster_than_their_share():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        kv_heads = int(rng.integers(1, 17))
+        length = 128 * int(2 ** rng.integers(4, 14))
+        given = call(
+            length, kv_heads * int(rng.integers(1, 9)), kv_heads,
+            window=None if rng.random() < 0.5 else int(rng.integers(1, length)),
+            is_zigzag=bool(rng.random() < 0.5),
+        )  # fmt: skip
+        hardware = Hardware(Devices.of(int(2 ** rng.integers(1, 10))), NVLINK_4, H100)
+        share = [x / hardware.devices.number for x in one_device(given, H100)]
+        faster = replace(hardware, links=Links(1e12, 1e12, 1e12, 1e-9))
+        for found in costs(given, hardware):
+            for one, least in zip(found.passes(), share, strict=False):
+                assert one.seconds >= least and one.exposed >= 0 and one.hidden >= 0
+            assert cost(found.strategy, given, faster).seconds() <= found.seconds()
+
+
+def test_the_table():
+    lines = table(costs(call(131072, 64, 8), EIGHT_H100)).splitlines()
+    assert lines[0].split("  ")[0] == "strategy"
+    assert [x.split()[0] for x in lines] == [
+        "strategy", "heads", "gather", "ring", "heads+ring", "halo:",
+    ]  # fmt: skip
+    assert lines[4].startswith("heads+ring 4 x 2") and " ms" in lines[4]
+    assert lines[-1] == "halo: a halo needs a window of 1 to 16384 keys to the left"
+    assert table([Cost("ring")]).splitlines()[1] == "ring:"
+
+
+def test_devices_fill_their_nodes():
+    assert Devices.of(4) == Devices(4) and Devices.of(64) == Devices(8, 8)
+    with pytest.raises(ValueError, match="expected at most 8 or a multiple of it, got 12"):
+        Devices.of(12)
+
+
+def test_the_bytes_of_exchanged_heads_are_those_of_a_program():
+    variables = environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.core.context.exchanged_bytes"],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert len(found) == 2
+    for of_program, modelled in found:
+        assert of_program == modelled > 0

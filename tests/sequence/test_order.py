@@ -1,0 +1,153 @@
+"""Sequences put into the order of devices and back, in NumPy and JAX."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from attn_dispatch import dot_product_attention, sequence
+from tests.support.repository import ROOT, environment
+
+IDS = np.array([[1] * 10 + [2] * 6 + [0] * 8, [1] * 3 + [2] * 21])
+BALANCE = sequence.balance(IDS, 4, chunk=2)
+ORDERS = ["zigzag", "contiguous", BALANCE, sequence.balance(IDS[0], 4, chunk=3)]
+NAMES = ["zigzag", "contiguous", "balance of rows", "balance"]
+each_order = pytest.mark.parametrize("order", ORDERS, ids=NAMES)
+
+
+def test_zigzag_gives_each_device_an_early_and_a_late_chunk():
+    got = sequence.reorder(np.arange(24)[None], 3)
+    expected = [0, 1, 2, 3, 20, 21, 22, 23, 4, 5, 6, 7, 16, 17, 18, 19, *range(8, 16)]
+    assert isinstance(got, np.ndarray) and got.tolist() == [expected]
+
+
+@each_order
+@pytest.mark.parametrize("axis", [1, 2, -1])
+@pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray])
+def test_restore_undoes_reorder(order, axis: int, asarray):
+    x = asarray(np.random.default_rng(0).standard_normal((2, 24, 24), np.float32))
+    there = sequence.reorder(x, 4, order=order, axis=axis)
+    back = sequence.restore(there, 4, order=order, axis=axis)
+    assert type(there) is type(back) is type(x) and there.dtype == x.dtype
+    np.testing.assert_array_equal(back, x)
+    assert (order == "contiguous") == np.array_equal(there, x)
+
+
+@each_order
+def test_positions_are_the_reordered_numbers(order):
+    numbers = np.broadcast_to(np.arange(24), (2, 24))
+    got = sequence.positions(24, 4, order=order)
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(
+        np.broadcast_to(got, (2, 24)), sequence.reorder(numbers, 4, order=order)
+    )
+
+
+@each_order
+def test_positions_of_one_device_are_its_rows(order):
+    """vmap's axis stands for the devices."""
+    f = partial(sequence.positions, 24, 4, order=order, axis_name="cp")
+    got = jax.vmap(lambda _: f(), axis_name="cp")(jnp.zeros(4))
+    expected = np.split(sequence.positions(24, 4, order=order), 4, axis=-1)
+    np.testing.assert_array_equal(got, expected)
+    assert got.dtype == jnp.int32
+
+
+@each_order
+def test_gradients_go_back_in_order(order):
+    weights = np.random.default_rng(0).standard_normal((2, 24, 3), np.float32)
+
+    @jax.jit
+    @jax.grad
+    def gradient(x):
+        return (sequence.reorder(x, 4, order=order) * weights).sum()
+
+    got = gradient(jnp.ones((2, 24, 3)))
+    np.testing.assert_array_equal(got, sequence.restore(weights, 4, order=order))
+
+
+def test_attention_of_a_balanced_order_is_that_in_order():
+    """Positions as arguments of a mask_mod say what the order means."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 24, 2, 8), np.float32) for _ in range(3))
+    expected = dot_product_attention(
+        q, k, v, query_segment_ids=IDS, key_value_segment_ids=IDS, is_causal=True
+    )
+    places = sequence.positions(24, 4, order=BALANCE)
+    ids = sequence.reorder(IDS, 4, order=BALANCE)
+    mask = (places[:, :, None] >= places[:, None]) & (ids[:, :, None] == ids[:, None])
+    mask &= ids[:, None] != 0
+    q, k, v = (sequence.reorder(x, 4, order=BALANCE) for x in (q, k, v))
+    out = dot_product_attention(q, k, v, mask=mask[:, None])
+    got = sequence.restore(out, 4, order=BALANCE)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_positions_inside_a_shard_map():
+    mesh = jax.make_mesh((1,), ("cp",))
+    f = partial(sequence.positions, 8, 1, axis_name="cp")
+    got = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(), out_specs=P("cp")))()
+    assert got.tolist() == list(range(8))
+
+
+X = np.zeros((2, 24))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sequence.reorder(X, 5), r"a multiple of 10 for zigzag order on 5 devices, got 24"),
+        (lambda: sequence.restore(X, 24), r"expected a multiple of 48 .* got 24"),
+        (lambda: sequence.positions(9, 2, order="contiguous"), r"a multiple of 2 .*, got 9"),
+        (lambda: sequence.reorder(X, 4, order="stripes"), r"order: expected one of .*'stripes'"),  # pyright: ignore
+        (lambda: sequence.reorder(X, 0), r"parts: expected a static positive int, got 0"),
+        (lambda: sequence.reorder(X, 2, axis=2), r"axis: expected one of \[2, 24\], got 2"),
+        (
+            lambda: sequence.reorder(X, 2, order=BALANCE),
+            r"expected a balance of 24 tokens over 2 devices, got one of 24 over 4",
+        ),
+        (
+            lambda: sequence.reorder(X.T, 4, order=BALANCE, axis=0),
+            r"expected tokens behind axis 0, of 2 rows .*, got axis 0 of \[24, 2\]",
+        ),
+        (lambda: sequence.reorder(X[:1], 4, order=BALANCE), r"2 rows .*, got axis 1 of \[1, 24\]"),
+    ],
+)
+def test_wrong_arguments_are_errors(call, message: str):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_another_number_of_devices_is_an_error():
+    f = partial(sequence.positions, 24, 4, axis_name="cp")
+    with pytest.raises(ValueError, match="expected 4 devices along cp, got 3"):
+        jax.vmap(lambda _: f(), axis_name="cp")(jnp.zeros(3))
+
+
+def test_sharded_arrays_stay_sharded():
+    """Auto axes do not say how the result of a gather is sharded."""
+    variables = environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sequence.orders_on_meshes"],
+        cwd=ROOT, env=variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert len(found) == 12 and all(x["is_right"] for x in found.values()), found
+    assert [x for x, y in found.items() if not y["is_sharded"]] == [
+        "Auto balance reorder", "Auto balance restore",
+    ]  # fmt: skip
+    for kind in ("Auto", "Explicit"):
+        for name in ("reorder", "restore"):
+            zigzag, same = (found[f"{kind} {x} {name}"] for x in ("zigzag", "contiguous"))
+            assert zigzag["collectives"] == ["collective-permute"]
+            assert same["collectives"] == []
