@@ -7,7 +7,9 @@ dim is known as a kernel is launched; columns up to the set's are computed as 0 
 
 from __future__ import annotations
 
+import functools
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # not there with python -I
@@ -41,6 +43,7 @@ from ffpa_attn.cute._dq_d384_sm90 import FFPAAttnBwdDQSm90SplitDD384  # noqa: E4
 from ffpa_attn.cute._dq_generic_sm90 import FFPAAttnBwdDQSm90SplitDGeneric  # noqa: E402
 from ffpa_attn.cute._fwd_d384_sm90 import FFPAAttnFwdSm90SplitDD384Aware  # noqa: E402
 from ffpa_attn.cute._fwd_generic_sm90 import FFPAAttnFwdSm90SplitDGeneric  # noqa: E402
+from ffpa_attn.cute.utils.named_barrier import NamedBarrierFwd  # noqa: E402
 
 BATCH, ROWS, KEYS, HEADS, KV_HEADS = (cute.sym_int() for _ in range(5))
 HEAD_DIM = cute.sym_int(divisibility=8)
@@ -87,8 +90,75 @@ def _by_divisor(arguments):
     return arguments[-1].divisor
 
 
+_ONE_GROUP, _BOTH_GROUPS = 128, 256
+_TILE_IS_WRITTEN = (NamedBarrierFwd.WarpSchedulerWG1, NamedBarrierFwd.WarpSchedulerWG2)
+_SCALES_ARE_READ = NamedBarrierFwd.QueryEmpty
+"""Barriers that the forward kernels of ffpa-attn 0.2.4 lack. They use these numbers for nothing."""
+
+
+@contextmanager
+def _replaced(name, call):
+    """While a method is traced, call(original, ...) in the place of cute.arch's function."""
+    original = getattr(cute.arch, name)
+    setattr(cute.arch, name, functools.partial(call, original))
+    try:
+        yield
+    finally:
+        setattr(cute.arch, name, original)
+
+
+def _with_written_tiles(method):
+    """The end of the forward pass, in which a group's first warp stores a tile of out from shared
+    memory. It must wait for the other warps of the group, which write the rest of the tile."""
+
+    def called(self, *arguments, wg_idx, **named):
+        def fence(original):
+            original()
+            cute.arch.barrier(
+                barrier_id=int(_TILE_IS_WRITTEN[wg_idx]), number_of_threads=_ONE_GROUP
+            )
+
+        with _replaced("fence_view_async_shared", fence):
+            return method(self, *arguments, wg_idx=wg_idx, **named)
+
+    return called
+
+
+def _with_read_scales(method, awaited, before):
+    """The products of a group, which calls before(barrier) where it comes to the barrier `awaited`.
+
+    The first group writes its last scales where the second has read those before them. The barrier
+    for that has an arrival from the start, and does not wait.
+    """
+
+    def called(self, *arguments):
+        def barrier(original, *, barrier_id, number_of_threads):
+            if barrier_id == int(awaited):
+                before(original)
+            original(barrier_id=barrier_id, number_of_threads=number_of_threads)
+
+        with _replaced("barrier", barrier):
+            return method(self, *arguments)
+
+    return called
+
+
+def _wait_for_readers(barrier):
+    barrier(barrier_id=int(_SCALES_ARE_READ), number_of_threads=_BOTH_GROUPS)
+
+
+def _tell_writers(_):
+    cute.arch.barrier_arrive(barrier_id=int(_SCALES_ARE_READ), number_of_threads=_BOTH_GROUPS)
+
+
 def _forward_class(base):
-    return type("Forward", (base,), {"producer": _with_shared_heads(base.producer, _by_shapes)})
+    methods = {
+        "producer": _with_shared_heads(base.producer, _by_shapes),
+        "mma_wg1": _with_read_scales(base.mma_wg1, NamedBarrierFwd.PEmpty, _wait_for_readers),
+        "mma_wg2": _with_read_scales(base.mma_wg2, NamedBarrierFwd.PFull, _tell_writers),
+        "epilogue_wg": _with_written_tiles(base.epilogue_wg),
+    }
+    return type("Forward", (base,), methods)
 
 
 def _key_grads_class(base):
