@@ -20,7 +20,7 @@ from attn_dispatch_tools.bench.plot_frame import add_title, colours_of
 from attn_dispatch_tools.bench.report import CellResults, Report
 from attn_dispatch_tools.bench.table import IN_MICROSECONDS, in_order
 from attn_dispatch_tools.reports.plot_style import STYLE
-from attn_dispatch_tools.reports.svg_file import shorten_numbers
+from attn_dispatch_tools.reports.svg_file import shorten
 
 _MIN_LENGTHS = 3
 """The fewest lengths for a line plot. For fewer, the bars show as much."""
@@ -38,7 +38,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
     def keep(figure: Figure, name: str) -> None:
         path = folder / (re.sub(r"[^\w.+-]+", "_", name) + ".svg")
         figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
-        shorten_numbers(path)
+        shorten(path)
         written.append(path)
 
     with matplotlib.rc_context(STYLE):

@@ -13,7 +13,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
 from attn_dispatch_tools.pictures.panel import Figure, Panel, Picture, shortened
-from attn_dispatch_tools.reports.svg_file import shorten_numbers
+from attn_dispatch_tools.reports.svg_file import shorten
 
 ATTENDS, HIDDEN, PADDING, INK = "#2a6fb0", "#dfe3e8", "#f6e3b4", "#222222"
 
@@ -74,7 +74,7 @@ def draw(figure: Figure, path: Path) -> None:
         dots = min(_DOTS_PER_INCH, _MAX_DOTS / (max(width, height) * _CELL))
         canvas.savefig(path, metadata=metadata, dpi=dots)
     if path.suffix.lower() == ".svg":
-        shorten_numbers(path)
+        shorten(path)
 
 
 def _width(panel: Panel) -> int:
