@@ -38,9 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import attn_dispatch
 from attn_dispatch import mods
-from attn_dispatch.core.rewrites.sinks import with_sinks
 from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
+from attn_dispatch.semantics.sinks_afterwards import with_sinks
 from attn_dispatch.semantics.sinks_grad import delta_of
 from tests.gpu import kernel_report
 from tests.support import bits

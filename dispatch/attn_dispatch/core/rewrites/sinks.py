@@ -1,6 +1,4 @@
-"""Sinks taken into out and lse after the kernel. A sink is a score whose value is 0, so
-
-    lse' = log(exp(lse) + exp(sink))        out' = out · exp(lse - lse')
+"""Sinks taken into out and lse after the kernel (semantics/sinks_afterwards.py).
 
 The backward kernel needs no sinks if it is given out' and lse', because exp(score - lse') are the
 probabilities.
@@ -9,9 +7,6 @@ probabilities.
 from __future__ import annotations
 
 from dataclasses import replace
-
-import jax
-import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
@@ -25,6 +20,7 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     gradients_without,
 )
+from attn_dispatch.semantics.sinks_afterwards import with_sinks
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
 
@@ -45,18 +41,6 @@ def _compute(
     if "sinks" in spec.wanted.gradients:
         results["sinks"] = sinks_grad(spec, operands)
     return results
-
-
-def with_sinks(results: NamedArrays, sinks: jax.Array) -> NamedArrays:
-    """The results of a call without sinks, with `sinks` [1|B, N] taken into out and lse."""
-    out, lse = results["out"], results["lse"]
-    is_padding = lse == -jnp.inf
-    whole = jnp.where(is_padding, -jnp.inf, jnp.logaddexp(lse, sinks.astype(lse.dtype)[:, :, None]))
-    share = jnp.where(is_padding, 0, jnp.exp(lse - jnp.where(is_padding, 0, whole)))
-    out = (out.astype(lse.dtype) * share.swapaxes(1, 2)[..., None]).astype(out.dtype)
-    # Without a barrier XLA may use out from before it was rounded. But gradients are computed from
-    # out as it is returned.
-    return results | {"out": jax.lax.optimization_barrier(out), "lse": whole}
 
 
 SINKS_AFTERWARDS = Rewrite(
