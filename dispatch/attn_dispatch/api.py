@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Arguments, with_same_lengths
+from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.layouts import QkvLayout
 from attn_dispatch.call.normal_form import Call
@@ -48,6 +49,8 @@ def dot_product_attention(
     mask_mod_args: Sequence[object] = (),
     qkv_layout: QkvLayout | None = None,
     implementation: str | Sequence[str] | None = None,
+    context_axis: str | Sequence[str] | None = None,
+    sequence_order: SequenceOrder = "contiguous",
     return_residual: bool = False,
     return_lse: bool = False,
     return_max_logits: bool = False,
@@ -144,6 +147,13 @@ def dot_product_attention(
       implementation: None for the best available, and XLA if no kernel can run the call, with a
         warning (see `fallback`). A name ("cudnn", "flash", "fa4", "aiter", "xla"), or a list of
         names in order of preference, takes exactly that, or raises with every reason.
+      context_axis: inside `jax.shard_map`, the mesh axis or axes that the sequence is spread over:
+        T and S are then the rows and keys of one device, causality, windows and segments count
+        in the whole sequence, and bias and mask have columns for all its keys. How devices
+        exchange keys is the setting of `context_parallel`. Under `jax.jit` alone, shard the
+        arrays instead.
+      sequence_order: with context_axis, which rows a device has: "contiguous", or "zigzag", in
+        which causal calls are balanced (`attn_dispatch.sequence.reorder`).
       return_residual: also return jax.nn's residual: the lse as [B, T, N] in key's dtype, without a
         gradient.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
@@ -192,6 +202,8 @@ def dot_product_attention(
             mask_mod_args=mask_mod_args,
             qkv_layout=qkv_layout,
             implementation=implementation,
+            context_axis=context_axis,
+            sequence_order=sequence_order,
             return_residual=return_residual,
             return_lse=return_lse,
             return_max_logits=return_max_logits,

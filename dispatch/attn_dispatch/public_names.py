@@ -11,7 +11,14 @@ from attn_dispatch.fa4 import register as register_fa4_calls
 from attn_dispatch.flash import register as register_flash_calls
 from attn_dispatch.inspection import dropout_mask, explain
 from attn_dispatch.paged import paged_attention
-from attn_dispatch.settings import fallback, rewrites, scratch_limit, sharded_dropout, tuning
+from attn_dispatch.settings import (
+    context_parallel,
+    fallback,
+    rewrites,
+    scratch_limit,
+    sharded_dropout,
+    tuning,
+)
 from attn_dispatch.warning import (
     AttentionConventionWarning,
     AttentionFallbackWarning,
@@ -28,6 +35,7 @@ __all__ = [
     "ProgramExplanation",
     "__version__",
     "assert_kernels",
+    "context_parallel",
     "dot_product_attention",
     "dropout_mask",
     "explain",

@@ -38,6 +38,9 @@ POISON = "ATTN_DISPATCH_POISON"
 """The environment variable that fills results with NaN before each kernel runs, with 1. The C++
 libraries read it when a call is compiled (common_backend/environment.h)."""
 
+CONTEXT_PARALLEL = "ATTN_DISPATCH_CONTEXT_PARALLEL"
+"""The environment variable of `context_parallel`."""
+
 SCRATCH_LIMIT = "ATTN_DISPATCH_SCRATCH_LIMIT"
 """The environment variable of `scratch_limit`."""
 
@@ -46,6 +49,7 @@ OFF = "off"
 
 FallbackPolicy = Literal["warn", "error", "silent"]
 ShardedDropout = Literal["own", "same"]
+ContextParallel = Literal["auto", "heads", "gather", "ring", "halo"]
 
 ScratchLimit = int | float | Literal["off"] | None
 """Bytes, a share of the device's memory (a float up to 1), "off", or None, the default."""
@@ -70,6 +74,8 @@ class Settings:
     """The time to tune each call that is lowered (core/tuning); None does not tune."""
     scratch_limit: ScratchLimit = None
     """The most scratch memory of a call; None is a limit for the device (core/scratch.py)."""
+    context_parallel: ContextParallel = "auto"
+    """How a call is split whose arrays are sharded along the sequence."""
     is_exporting: bool = False
     """Whether the lowered program will run in other processes (jax.export)."""
 
@@ -100,6 +106,7 @@ def _from_environment() -> Settings:
         aiter_asm=flag(AITER_ASM, "1"),
         tuning_seconds=_tuning_seconds(),
         scratch_limit=_checked_scratch(os.environ.get(SCRATCH_LIMIT) or None, SCRATCH_LIMIT),
+        context_parallel=_checked_context(*_variable(CONTEXT_PARALLEL, "auto")),
     )
 
 
@@ -138,6 +145,12 @@ def _checked_dropout(choice: object, name: str = "sharded_dropout") -> ShardedDr
     if choice not in get_args(ShardedDropout):
         raise ValueError(f"{name}: expected one of {get_args(ShardedDropout)}, got {choice!r}")
     return cast("ShardedDropout", choice)
+
+
+def _checked_context(strategy: object, name: str = "context_parallel") -> ContextParallel:
+    if strategy not in get_args(ContextParallel):
+        raise ValueError(f"{name}: expected one of {get_args(ContextParallel)}, got {strategy!r}")
+    return cast("ContextParallel", strategy)
 
 
 def checked_seconds(seconds: object, name: str = "seconds") -> float:
@@ -291,6 +304,28 @@ def sharded_dropout(choice: ShardedDropout) -> Block:
     """
     checked = _checked_dropout(choice)
     return Block("sharded_dropout", lambda settings: replace(settings, sharded_dropout=checked))
+
+
+def context_parallel(strategy: ContextParallel) -> Block:
+    """Choose, within the block, how calls are split whose arrays are sharded along the sequence.
+
+        with attn_dispatch.context_parallel("ring"):
+            step(params, batch)
+
+    Args:
+      strategy: "heads" exchanges the sequence for heads, so that each device has whole sequences of
+        some heads. "gather", "ring" and "halo" leave rows where they are: each device gathers all
+        keys, or passes them around, or receives the keys of a causal window from the device before
+        it. "auto" (the default) takes the one with the least modelled time, which `explain` shows.
+        So does a name that cannot run a call, except "heads": if heads and batch do not divide,
+        devices repeat work, with a warning. The environment variable ATTN_DISPATCH_CONTEXT_PARALLEL
+        sets the strategy outside such blocks.
+
+    Raises:
+      ValueError: for any other strategy.
+    """
+    checked = _checked_context(strategy)
+    return Block("context_parallel", lambda settings: replace(settings, context_parallel=checked))
 
 
 def rewrites(wanted: bool) -> Block:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from attn_dispatch.call.context import Context
 from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
@@ -152,6 +153,7 @@ _CHANGES = (
     {"mask_mod": MOD},
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
     {"same_lengths": True}, {"whole_pages": True}, {"value_page": 1},
+    {"context": Context(("x",), 2)}, {"is_part": True},
     {"is_checked": True}, {"ignores_padding_rows": True},
     {"heads_first_q": True}, {"heads_first_kv": True},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.call.options import CausalAlignment
 from attn_dispatch.call.static_arguments import KvLayout, QkvLayout, Window
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
@@ -67,6 +68,8 @@ class Arguments:
     qkv_layout: QkvLayout | None = None
     kv_layout: KvLayout = "NHD"
     implementation: str | Sequence[str] | None = None
+    context_axis: str | Sequence[str] | None = None
+    sequence_order: SequenceOrder = "contiguous"
     return_residual: bool = False
     return_lse: bool = False
     return_max_logits: bool = False

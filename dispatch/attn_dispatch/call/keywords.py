@@ -12,6 +12,7 @@ from typing import Generic, TypedDict, TypeVar
 
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.call.options import CausalAlignment
 from attn_dispatch.call.static_arguments import KvLayout, QkvLayout, Side, Window
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
@@ -70,6 +71,8 @@ class CallArguments(SharedArguments[A], Generic[A], total=False):
     page_table: A
     kv_layout: KvLayout
     implementation: str | Sequence[str] | None
+    context_axis: str | Sequence[str] | None
+    sequence_order: SequenceOrder
     return_residual: bool
     return_lse: bool
     return_max_logits: bool

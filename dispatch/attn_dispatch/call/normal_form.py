@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.array_arguments import cu_seqlens, key_data, operand
 from attn_dispatch.call.checked_call import CheckedCall
+from attn_dispatch.call.context_arguments import spread_of
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
@@ -71,6 +72,8 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
     arrays = a.arrays
     given = {name: jnp.asarray(x) for name, x in arrays.items()}
     shape = _check_shape(given, a)
+    context = spread_of(a)
+    whole = shape.times(1 if context is None else context.devices)
     _complete_segment_ids(given, shape)
     max_segments, max_seq_lens = _check_longest(a, has_ids="query_segment_ids" in given)
     left, right = window_sides(a.local_window_size)
@@ -81,14 +84,14 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         has_lengths=any(name in given for name in _LENGTHS),
     )
     is_causal = check_bool("is_causal", a.is_causal)
-    diagonal = diagonal_of(a.causal_alignment, shape, counted, is_causal=is_causal, window=window)
+    diagonal = diagonal_of(a.causal_alignment, whole, counted, is_causal=is_causal, window=window)
 
-    operands = _operands(given, a, shape)
+    operands = _operands(given, a, shape, whole.seq_len_kv)
     if sides is not None:
         operands["window"] = shape.shared(sides)
     if diagonal.operand is not None:
         operands["causal_offset"] = diagonal.operand
-    lengths = shape.seq_len_q, shape.seq_len_kv
+    lengths = whole.seq_len_q, whole.seq_len_kv
     limits = Limits(lengths, max_segments, max_seq_lens)
     check_values(arrays if sides is None else {**arrays, "local_window_size": sides}, limits)
     if "page_table" in given:
@@ -122,6 +125,7 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
             mask_mod=programs.get("mask_mod"),
             heads_first_q=a.heads_first_q,
             heads_first_kv=a.heads_first_kv,
+            context=context,
             value_page=a.value_page,
             implementation=check_implementation(a.implementation, known_implementations),
         ),
@@ -156,9 +160,13 @@ def _check_shape(given: Mapping[str, jax.Array], a: Arguments) -> CallShape:
 
 
 def _operands(
-    given: Mapping[str, jax.Array], a: Arguments, shape: CallShape
+    given: Mapping[str, jax.Array], a: Arguments, shape: CallShape, columns: int
 ) -> dict[str, jax.Array]:
-    """The operands but for the window, the dropout key and what mods read."""
+    """The operands but for the window, the dropout key and what mods read.
+
+    `columns`: those of a bias or mask, for the keys of all devices.
+    """
+    scores = replace(shape, seq_len_kv=columns)
     operands = {name: given[name] for name in _needed(given)}
     for name, x in given.items():
         if name in ("cu_seqlens_q", "cu_seqlens_kv"):
@@ -168,7 +176,7 @@ def _operands(
             if a.value_page:
                 operands[name] = first_of_both(operands[name], given["key_pages"].shape[0])
         elif name != "dropout_key":
-            operands[name] = operand(name, x, shape)
+            operands[name] = operand(name, x, scores if name in ("bias", "mask") else shape)
     return operands
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from attn_dispatch.call.context import Context
 from attn_dispatch.programs.program import ModProgram
 
 CausalAlignment = Literal["top_left", "bottom_right"]
@@ -58,6 +59,9 @@ class Meaning:
     """Whether key, value and their gradients are [B, K, S, ·] in memory; pages: [P, K, page, ·]."""
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
+    context: Context | None = None
+    """In a shard_map: how the call's sequences are spread over devices. The shapes are those of one
+    device."""
     value_page: int = 0
     """In a paged call: the values of a page of keys are this many pages further on; 0 if keys and
     values are in separate arrays."""
@@ -111,6 +115,9 @@ class Promises:
     ignores_padding_rows: bool = False
     """Forward: out of padding rows may be anything, also NaN; their lse is -inf. So implementations
     need not clear these rows after a kernel."""
+    is_part: bool = False
+    """Backward: the keys are a part of those that out and lse are of, so that the probabilities of
+    a row do not sum to 1."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,13 @@ class CallShape:
     def axes(self) -> str:
         """The order of the axes of the caller's arrays and the way to the other, for messages."""
         return _AXES[self.heads_first] + "; " + _OTHER_ORDER[self.heads_first]
+
+    def times(self, devices: int) -> CallShape:
+        """The shape with the rows and keys of so many devices."""
+        if devices == 1:
+            return self
+        rows, keys = self.seq_len_q * devices, self.seq_len_kv * devices
+        return replace(self, seq_len_q=rows, seq_len_kv=keys)
 
     def shared(self, x: jax.Array) -> jax.Array:
         """x with leading dims of 1."""

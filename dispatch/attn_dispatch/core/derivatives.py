@@ -194,6 +194,7 @@ def _backward_jvp(
     moving = [i for i in inputs if not _is_zero(tangents[i])]
     if not moving:
         return gradients, [_no_tangent(x) for x in gradients]
+    _refuse_in_parts(options)
 
     def gradients_of(*arrays: jax.Array) -> list[jax.Array]:
         return gradients_of_call(options, dict(zip(options.operands, arrays, strict=True)))
@@ -210,6 +211,7 @@ def _second_jvp(
     tiles: PlanTiles | None = None,
 ) -> tuple[Arrays, Arrays]:
     """attn_jvp, and by formulas the derivative of what it computes."""
+    _refuse_in_parts(options)
     results = bind(attn_jvp_p, *primals, options=options, wanted=wanted, tiles=tiles)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
 
@@ -233,6 +235,7 @@ def _batch_jvp(
     wanted: tuple[str, ...],
     tiles: PlanTiles | None = None,
 ) -> tuple[Arrays, list[int]]:
+    _refuse_in_parts(options)
     bound = partial(bind, attn_jvp_p, options=options, wanted=wanted, tiles=tiles)
     if may_run_on_kernel(arrays, dims, options, wanted):
         return batch_tangents(bound, arrays, dims, options, wanted)
@@ -245,6 +248,16 @@ def _batch_jvp(
     return mapped(*arrays), [0, 0]
 
 
+def _refuse_in_parts(options: AttentionOptions) -> None:
+    """Refuse a derivative that only formulas have if devices hold parts of the sequence."""
+    if options.meaning.context is not None:
+        raise NotImplementedError(
+            "with context_axis there are gradients, but no forward-mode and no second derivatives: "
+            "call dot_product_attention outside of the shard_map, on arrays that are sharded along "
+            "the sequence"
+        )
+
+
 def _lower_jvp(
     ctx: Context,
     *arrays: object,
@@ -253,6 +266,7 @@ def _lower_jvp(
     tiles: PlanTiles | None = None,
 ) -> MlirValues:
     del tiles
+    _refuse_in_parts(options)
     function = function_to_lower(ctx, options, wanted)
     return jax_compat.lower_as(function, ctx, arrays)
 

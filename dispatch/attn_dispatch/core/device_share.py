@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from attn_dispatch.call.context import Strategy
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.context.cost import Cost
 from attn_dispatch.core.shards import Shards, entry, layout, shard_call
 
 
@@ -26,6 +28,10 @@ class DeviceShare:
     """The mesh axes that split the call, each with its number of devices."""
     received_bytes: int = 0
     """The bytes of operands that the device gets from others before it computes its part."""
+    strategy: Strategy | None = None
+    """How devices exchange keys, if rows and keys stay where they are."""
+    strategies: tuple[Cost, ...] = ()
+    """If query is sharded along its length: what each strategy would cost, as modelled."""
 
     def __str__(self) -> str:
         return self.text
@@ -74,7 +80,9 @@ def axes_lost(shards: Shards, call: LeadingCall, name: str, before: P) -> dict[s
 
 
 def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:
-    """The spec of the call that each device computes. Nothing is computed, and no device is needed.
+    """The spec of the call that each device computes, or of the first piece of it.
+
+    Nothing is computed, and no device is needed.
 
     Args:
       shards: how the call is split.
@@ -85,7 +93,7 @@ def device_spec(shards: Shards, call: LeadingCall) -> AttentionSpec:
     def bind(options: AttentionOptions) -> Callable[..., list[jax.Array]]:
         def note(*own: jax.Array) -> list[jax.Array]:
             found.append(AttentionSpec.of(own, options))
-            return [jnp.zeros(x.shape, x.dtype) for x in found[0].results]
+            return [jnp.zeros(x.shape, x.dtype) for x in found[-1].results]
 
         return note
 

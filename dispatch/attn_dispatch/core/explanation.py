@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from textwrap import indent
 
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
@@ -11,6 +12,7 @@ from attn_dispatch import text as plain_text
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
+from attn_dispatch.core.context.cost import table
 from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.mask_share import MaskShare
 from attn_dispatch.core.verdict import Verdict, chosen, verdicts_on
@@ -92,6 +94,11 @@ class Explanation:
             f"chosen    {self._chosen}",
             *planner_lines(self.missing_planner, width),
         ]
+        if self.share is not None and self.share.strategies:
+            lines += [
+                "strategies, modelled",
+                *indent(table(self.share.strategies), "  ").split("\n"),
+            ]
         if self.mask is not None:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))
         for direction, found in (("forward", self.forward), ("backward", self.backward)):

@@ -19,6 +19,7 @@ from attn_dispatch.core import jax_compat
 from attn_dispatch.core.jax_compat import Context, MlirValues
 from attn_dispatch.core.sharding_warnings import SplitCall, warn_of_costs
 from attn_dispatch.core.shards import WITH_ROWS, Shards, key_operand, layouts, shard_call
+from attn_dispatch.core.splitting import split
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +65,7 @@ def explicit_shards(call: LeadingCall, types: Sequence[ShapedArray]) -> Shards:
     }
     by_name = dict(zip(call.options.operands, types, strict=True))
     query, key = (by_name[name].sharding.spec for name in ("query", key_operand(call)))
-    return Shards.of(call, sizes, query, key)
+    return split(call, sizes, query, key)
 
 
 def with_auto_axes(

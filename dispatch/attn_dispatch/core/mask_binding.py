@@ -26,7 +26,7 @@ def tiles_to_bind(options: AttentionOptions, operands: Sequence[jax.Array]) -> P
     lowered for has kernels that take them. Bits are large, and those of heads would have to be
     split along these. Explicit mesh axes are part of types, and arrays of masks have none.
     """
-    if not any(map(is_tracer, operands)):
+    if not any(map(is_tracer, operands)) or options.meaning.context is not None:
         return None
     if any(AxisType.Explicit in array_type(x).sharding.mesh.axis_types for x in operands):
         return None

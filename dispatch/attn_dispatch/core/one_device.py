@@ -12,11 +12,14 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.context.choice import modelled
+from attn_dispatch.core.context.cost import Cost
+from attn_dispatch.core.context.strategies import Spread
 from attn_dispatch.core.device_share import DeviceShare, device_spec, received_bytes
 from attn_dispatch.core.explicit_axes import explicit_shards
 from attn_dispatch.core.mesh_axes import name_of
 from attn_dispatch.core.partly_manual import other_axes
-from attn_dispatch.core.shards import Shards
+from attn_dispatch.core.shards import Shards, entry
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.text import in_units
 
@@ -69,7 +72,7 @@ def _part(
     manual: tuple[tuple[str, int], ...] = (),
 ) -> tuple[AttentionSpec, DeviceShare]:
     sizes = dict(shards.sizes)
-    axes = (*sum(shards.leading, ()), *shards.heads)
+    axes = (*sum(shards.leading, ()), *shards.heads, *shards.rows, *shards.keys)
     split = _whole({axis: sizes[axis] for axis in axes})
     idle = _whole({axis: size for axis, size in sizes.items() if axis not in axes})
     where = [f"in a shard_map over {_named(manual)}"] if manual else []
@@ -79,7 +82,27 @@ def _part(
     received = received_bytes(shards, call, specs)
     if received:
         notes.append(f"receives {in_units(received)} of its operands from other devices")
-    return device_spec(shards, call), DeviceShare("; ".join(notes), manual + split, received)
+    if shards.strategy is not None:
+        notes.append(
+            f"rows stay where they are, keys come by {shards.strategy}: the call is a piece"
+        )
+    strategies = _strategies(call, shards, specs["query"])
+    share = DeviceShare("; ".join(notes), manual + split, received, shards.strategy, strategies)
+    return device_spec(shards, call), share
+
+
+def _strategies(call: LeadingCall, shards: Shards, query: P) -> tuple[Cost, ...]:
+    """What each strategy costs, if query is sharded along its length."""
+    along = entry(query, len(call.dims))
+    spread = Spread.of(call.spec, shards.ways(along), shards.order)
+    if spread is None:
+        return ()
+    ways = (
+        shards.ways(tuple(x for x in axes if x not in along))
+        for axes in (sum(shards.leading, ()), shards.heads)
+    )
+    batch, heads = ways
+    return tuple(modelled(call.spec, spread, batch_ways=batch, head_ways=heads))
 
 
 def _whole(axes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

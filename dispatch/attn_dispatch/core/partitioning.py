@@ -31,6 +31,7 @@ from attn_dispatch.core.shards import (
     numbered_axes,
     shard_call,
 )
+from attn_dispatch.core.splitting import split
 
 _NO_MESH = AbstractMesh((), ())
 
@@ -84,7 +85,9 @@ def _partitioner(
             x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", key_operand(call))
         }
         mesh, specs = mesh_and_specs(mesh, given, in_parts=is_in_group)
-        shards = Shards.of(call, mesh.shape, specs["query"], specs[key_operand(call)])
+        query, key = specs["query"], specs[key_operand(call)]
+        with settings.restored(surroundings):
+            shards = split(call, mesh.shape, query, key, wanted="heads" if is_in_group else None)
         left_out: tuple[str, ...] = ()
         if is_in_group:
             shards, left_out = without_sums(shards, call)

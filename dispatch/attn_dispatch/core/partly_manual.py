@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.core.mesh_axes import parts_of
 from attn_dispatch.core.shards import Begin, Shards, entry, key_operand, numbered_axes
+from attn_dispatch.core.splitting import split
 
 
 def other_axes(mesh: Mesh | AbstractMesh) -> AbstractMesh | None:
@@ -51,7 +52,7 @@ def group_shards(
         )
         for name, x in specs.items()
     }
-    shards = Shards.of(call, sizes, in_parts["query"], in_parts[key_operand(call)])
+    shards = split(call, sizes, in_parts["query"], in_parts[key_operand(call)], wanted="heads")
     return without_sums(shards, call)[0], in_parts
 
 

@@ -24,6 +24,7 @@ from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select, sketch
 from attn_dispatch.core.batching import Dims, batch_call
+from attn_dispatch.core.context import in_shard_map
 from attn_dispatch.core.derivatives import (
     attn_jvp_p,
     chosen_as_in_training,
@@ -122,7 +123,7 @@ def _compute(
     for target in targets_to_check(platform):
         _chosen(spec, target)
     named = dict(zip(options.operands, operands, strict=True))
-    mask = None if tiles is None else mask_of(spec, further, tiles)
+    mask = mask_of(spec, further, tiles) if tiles is not None and further else None
     if spec.is_backward:
         known = None if mask is None else mask.rows.invalid
         named = without_nan_lse(spec, named, known=known)
@@ -218,10 +219,15 @@ def _shard(primitive: Primitive, tiles: PlanTiles | None) -> Bind:
 def _lower_partitioned(
     ctx: Context,
     *operands: object,
+    primitive: Primitive,
     shard: Primitive,
     options: AttentionOptions,
     tiles: PlanTiles | None = None,
 ) -> MlirValues:
+    if options.meaning.context is not None:
+        # Pieces are calls like any other: mesh axes that are not manual may split them further.
+        compute = partial(_spread_over_devices, partial(_bind, primitive, tiles=None), options)
+        return jax_compat.lower_typed_as(compute, ctx, operands)
     bind = _shard(shard, tiles)
     whole = LeadingCall.of(jax_compat.types_of(ctx)[: len(options.operands)], options)
     mesh = jax_compat.types_of(ctx)[0].sharding.mesh
@@ -261,6 +267,12 @@ def _lower_partitioned(
     return jax_compat.lower_as(call, found or ctx, operands)
 
 
+def _spread_over_devices(
+    bind: Bind, options: AttentionOptions, *operands: jax.Array
+) -> tuple[jax.Array, ...]:
+    return in_shard_map.results(bind, options, operands)
+
+
 def _has_kernel(ctx: Context, spec: AttentionSpec) -> bool:
     """Whether a kernel runs the call on a platform that it is lowered for."""
     gpus = (device_for(x) for x in jax_compat.platforms_of(ctx) if x in ("cuda", "rocm"))
@@ -285,7 +297,7 @@ def _make_primitive(name: str) -> Primitive:
     jax_compat.run_eagerly(primitive)
     primitive.def_abstract_eval(_types)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
-    mlir.register_lowering(primitive, partial(_lower_partitioned, shard=shard))
+    mlir.register_lowering(primitive, partial(_lower_partitioned, primitive=primitive, shard=shard))
     return primitive
 
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
+from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import call_warnings
+from attn_dispatch.core.context.strategies import STRATEGIES, Spread, reasons
 from attn_dispatch.core.device_share import axes_lost, received_bytes
 from attn_dispatch.core.mesh_axes import name_of
 from attn_dispatch.core.shards import OF_KV_HEADS, Shards
-from attn_dispatch.reason import Rule, broken
+from attn_dispatch.reason import Rule, broken, sentences
 from attn_dispatch.text import in_units
 from attn_dispatch.warning import AttentionShardingWarning, warn_once
 
@@ -96,7 +98,18 @@ def _unused(split: SplitCall) -> dict[str, object]:
         "heads": split.call.spec.num_heads,
         "batch": split.call.spec.batch,
         "received": in_units(received_bytes(split.shards, split.call, split.specs)),
+        "why": _why_rows_cannot_stay(split),
     }
+
+
+def _why_rows_cannot_stay(split: SplitCall) -> str:
+    if settings.current().context_parallel == "heads":
+        return 'context_parallel is "heads"'
+    devices = split.shards.ways(tuple(axis for axis, _ in split.shards.unused))
+    spread = Spread.of(split.call.spec, devices, split.shards.order)
+    if spread is None:
+        return "the devices do not divide its rows and keys"
+    return sentences(dict.fromkeys(x for name in STRATEGIES for x in reasons(name, spread)))
 
 
 def _left_out(split: SplitCall) -> dict[str, object]:
@@ -126,13 +139,22 @@ def _lost(split: SplitCall) -> dict[str, object]:
     }
 
 
+def _can_stay(split: SplitCall, axes: tuple[str, ...]) -> bool:
+    """Whether a ring along these axes can run the call."""
+    spread = Spread.of(split.call.spec, split.shards.ways(axes), split.shards.order)
+    return spread is not None and not reasons("ring", spread)
+
+
 def _remedy_for_lost(split: SplitCall) -> str:
     shards, spec, lost = split.shards, split.call.spec, split.lost
     axes = {axis: letter for of_one in lost.values() for axis, letter in of_one.items()}
     own_heads = spec.num_kv_heads // shards.ways(shards.kv_heads)
     if any(axis in shards.groups for axis in axes):  # they split query heads, not kv heads
         few = f"along an axis of at most {own_heads} devices, kv heads are exchanged instead"
-        return few if own_heads > 1 else ""
+        ways = [few] if own_heads > 1 else []
+        if set(axes.values()) == {"s"} and _can_stay(split, tuple(axes)):
+            ways.append('context_parallel("ring") leaves rows and keys where they are')
+        return "; ".join(ways)
     arrays = " and ".join(lost)
     remedies: list[str] = []
     if own_heads % shards.ways(tuple(axes)) == 0:
@@ -151,9 +173,9 @@ _RULES = (
     Rule[SplitCall](
         "sharding/query",
         lambda x: bool(x.shards.unused),
-        "attention is split along batch and heads alone: query is sharded along {axes}, and "
-        "neither its {heads} heads nor its batch of {batch} divide further. Each device gathers "
-        "{received} of query, key and value, and those along that axis compute the same",
+        "query is sharded along {axes}: neither its {heads} heads nor its batch of {batch} divide "
+        "further, and its rows cannot stay where they are ({why}). Each device gathers {received} "
+        "of query, key and value, and those along that axis compute the same",
         facts=_unused,
     ),
     Rule[SplitCall](
@@ -167,8 +189,8 @@ _RULES = (
     Rule[SplitCall](
         "sharding/keys",
         lambda x: bool(x.lost),
-        "attention is split along batch and heads alone: {arrays} {are} sharded along {along} by "
-        "{axes}, and each device gathers {received} of them in every call",
+        "{arrays} {are} sharded along {along} by {axes}, and each device gathers {received} of "
+        "them in every call",
         remedy=_remedy_for_lost,
         facts=_lost,
     ),

@@ -1,13 +1,14 @@
 """The part of a sharded call that one device computes: which mesh axes split the call, and how.
 
-Only batch and heads are split. If a mesh axis has more devices than there are kv heads, each device
-holds all of these, and uses those that its query heads need.
+Batch and heads are split, and where these do not divide or the user says so, rows and keys
+(core/context). If a mesh axis has more devices than there are kv heads, each device holds all of
+these, and uses those that its query heads need.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from attn_dispatch.call.context import Context, SequenceOrder, Strategy
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions, is_mod_operand, with_dropout_start
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.context import compute
 
 Begin = Callable[[str], jax.Array | int]
 """Returns the first index of one device's part along a batch dim (b0, b1, …) or query heads (n)."""
@@ -57,7 +60,7 @@ OF_KV_HEADS = ("key", "value", "key_pages", "value_pages")
 """The operands [..., K, dim]."""
 
 WITH_ROWS = ("query", *OF_KV_HEADS)
-"""The operands [..., rows, heads, dim], along whose rows a call is not split."""
+"""The operands [..., rows, heads, dim]."""
 
 
 def layout(call: LeadingCall, name: str) -> str:
@@ -127,37 +130,14 @@ class Shards:
     """The axes that split query heads further; kv heads are whole along them."""
     unused: tuple[tuple[str, int], ...]
     """The axes that split query but not the call, each with its number of devices."""
-
-    @staticmethod
-    def of(call: LeadingCall, sizes: Mapping[str, int], query: P, key: P) -> Shards:
-        """Split the call as query is, where the axes divide it; where query is whole, as key is.
-
-        An axis that splits query along another dim, mostly its length, splits the heads instead, or
-        else the first leading dim that it divides. `key` is the spec of the operand `key_operand`.
-        """
-        spec, number = call.spec, len(call.dims)
-        kv_heads_dim = LAYOUTS[key_operand(call)].split().index("k") - 1 + number
-        *leading, rows, heads, dims = (entry(query, i) for i in range(number + 3))
-        given = sum(leading, ()) + rows + heads + dims
-        if not any(leading):
-            taken = rows + heads + dims
-            leading = [tuple(x for x in entry(key, i) if x not in taken) for i in range(number)]
-        taken = sum(leading, ()) + rows + dims
-        heads = heads or tuple(x for x in entry(key, kv_heads_dim) if x not in taken)
-        heads = _dividing(sizes, heads + rows + dims, spec.num_heads)
-        leading = [_dividing(sizes, *x) for x in zip(leading, call.dims, strict=True)]
-        for axis in (x for x in rows + dims if x not in heads):
-            for i, size in enumerate(call.dims):
-                more = (*leading[i], axis)
-                if _dividing(sizes, more, size) == more:
-                    leading[i] = more
-                    break
-        kv_heads = _dividing(sizes, heads, spec.num_kv_heads)
-        used = {*sum(leading, ()), *heads}
-        unused = tuple((x, sizes[x]) for x in given if x not in used and sizes[x] > 1)
-        return Shards(
-            tuple(sizes.items()), tuple(leading), kv_heads, heads[len(kv_heads) :], unused
-        )
+    rows: tuple[str, ...] = ()
+    """The axes that split rows and keys."""
+    strategy: Strategy | None = None
+    """How devices along `rows` exchange keys, or along `keys` merge results."""
+    order: SequenceOrder = "contiguous"
+    """The order of rows and keys."""
+    keys: tuple[str, ...] = ()
+    """The axes that split keys alone; rows are whole."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -171,13 +151,21 @@ class Shards:
 
     def spec_of(self, axes_by_letter: str) -> P:
         """The partition spec of an array with these axes."""
+        letters = axes_by_letter.split()
         split = self._by_letter | {"k": self.kv_heads}
-        return P(*(split.get(letter) or None for letter in axes_by_letter.split()))
+        # What has both rows and keys, shared or not, is split along rows alone.
+        has_rows = any(x.endswith("t") for x in letters)
+        split["s"] = self.keys if has_rows else self.rows + self.keys
+        return P(*(split.get(letter) or None for letter in letters))
 
     def summed(self, call: LeadingCall, name: str) -> tuple[str, ...]:
         """The mesh axes over which the gradient of this operand must be summed."""
         have, full = layout(call, name).split(), _letters(call, name)
         shared = [a for x in full if x not in have for a in self._by_letter.get(x, ())]
+        if "t" not in full and "s" not in full:
+            shared += self.rows
+        if "t" in full and "s" in full and "s" not in have:
+            shared += self.keys
         if is_mod_operand(name):
             return (*shared, *self.heads)
         return (*shared, *(self.groups if "k" in full else ()))
@@ -185,7 +173,16 @@ class Shards:
     @property
     def _by_letter(self) -> dict[str, tuple[str, ...]]:
         """The mesh axes that split each axis of query."""
-        return {f"b{i}": axes for i, axes in enumerate(self.leading)} | {"n": self.heads}
+        leading = {f"b{i}": axes for i, axes in enumerate(self.leading)}
+        return leading | {"n": self.heads, "t": self.rows}
+
+    @property
+    def context(self) -> Context | None:
+        """How rows and keys are spread; None if they are whole."""
+        if self.strategy is None:
+            return None
+        axes = self.rows + self.keys
+        return Context(axes, self.ways(axes), self.order, self.strategy)
 
     def begin(self, call: LeadingCall) -> Begin:
         """Where this device's part of the call begins, by its position along the mesh axes."""
@@ -271,6 +268,8 @@ def shard_call(
     shards: Shards,
     operands: Sequence[jax.Array],
     begin: Begin | None = None,
+    *,
+    summed: Callable[[str], tuple[str, ...]] | None = None,
 ) -> tuple[jax.Array, ...]:
     """The results of the call on one device; gradients are summed over devices that share them.
 
@@ -281,18 +280,24 @@ def shard_call(
       operands: this device's parts of the whole call's operands, split by `Shards.spec_of`, and
         of the arrays that follow them.
       begin: where this device's part begins; None means by its position along the mesh axes.
+      summed: the mesh axes over which the gradient of an operand is summed, if they are not those
+        of `Shards.summed`.
     """
     begin = shards.begin(call) if begin is None else begin
     count = len(call.options.operands)
     options, own = own_operands(shards, call, operands[:count], begin)
-    results = LeadingCall.of(own, options).results_by(bind, (*own, *operands[count:]))
+    if shards.context is not None:
+        # Arrays that follow the operands are of whole rows, and a piece makes its own.
+        results = compute.results(bind, options, own, shards.context)
+    else:
+        results = LeadingCall.of(own, options).results_by(bind, (*own, *operands[count:]))
     if not options.wanted.gradients:
         return results
     heads = shards.own_kv_heads(call.spec, begin)
     here = call.spec.num_kv_heads // shards.ways(shards.kv_heads)
     gradients: list[jax.Array] = []
     for name, x in zip(options.wanted.gradients, results, strict=True):
-        over = shards.summed(call, name)
+        over = shards.summed(call, name) if summed is None else summed(name)
         if over:
             # 16-bit numbers are added up as float32.
             dtype, x = x.dtype, x.astype(np.promote_types(x.dtype, np.float32))
@@ -313,10 +318,3 @@ def entry(spec: P, position: int) -> tuple[str, ...]:
     """The mesh axes that split one dim of an array."""
     found = spec[position] if position < len(spec) else None
     return () if found is None else (found,) if isinstance(found, str) else tuple(found)
-
-
-def _dividing(sizes: Mapping[str, int], axes: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """The leading mesh axes that together divide `size`."""
-    while size % math.prod(sizes[axis] for axis in axes):
-        axes = axes[:-1]
-    return axes

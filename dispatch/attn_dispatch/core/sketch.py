@@ -25,6 +25,7 @@ from attn_dispatch.core.inlined_module import inline_calls
 from attn_dispatch.core.jax_compat import Context, MlirValues, ir, passmanager, sdy, stablehlo
 from attn_dispatch.core.partly_manual import group_shards
 from attn_dispatch.core.shards import Shards, key_operand, layouts
+from attn_dispatch.core.splitting import split
 
 _OPEN_CALL = "attn_dispatch_open_call"
 _PASSES = "builtin.module(sdy-propagation-pipeline)"
@@ -118,7 +119,7 @@ class Sketch:
             if len(known) != len(specs):
                 continue
             if others is None:
-                shards = Shards.of(call, sizes, known["query"], known[key_operand(call)])
+                shards = split(call, sizes, known["query"], known[key_operand(call)])
             else:
                 shards, known = group_shards(others, call, known)
             self._found.setdefault((call, others), {}).setdefault(shards, known)

@@ -9,6 +9,7 @@ It is FlashAttention-2's (Dao 2023, algorithm 2), with dropout, the gradient of 
 
 FlashAttention-2 computes delta as Σ out · dout, the same number, because none of its blocks has all
 keys. Here every block does, and delta avoids the rounding of `out` to 16 bits, the largest error.
+If the call has a part of the keys that `out` is of, delta is computed as there.
 """
 
 from __future__ import annotations
@@ -63,14 +64,18 @@ def _with_block(call: BlockedCall, saved: _Residuals, block: Block, grads: Resul
         block.take(x, "bnt") for x in (saved.q, saved.out_grad, saved.lse, saved.lse_grad)
     )
     score, pull = scores.masked(q)
-    p, p_sink = _probabilities(score, lse, scores.sinks)
+    is_part = saved.delta is not None
+    p, p_sink = _probabilities(score, lse, scores.sinks, is_part=is_part)
     if "value" in wanted:
         grad = scores.sum_over_rows(scores.drop(p), out_grad)
         grads["value"] = block.add(grads["value"], grad, "bk")
     if wanted == ("value",):
         return grads
     p_grad = scores.drop(scores.dot(out_grad, scores.v))
-    row_grad = lse_grad - (p * p_grad).sum(axis=-1)  # dlse - delta
+    if saved.delta is None:
+        row_grad = lse_grad - (p * p_grad).sum(axis=-1)  # dlse - delta
+    else:
+        row_grad = lse_grad - block.take(saved.delta, "bnt")
     score_grad = p * (p_grad + row_grad[..., None])
     if "sinks" in wanted:
         grad = sum_like(p_sink * row_grad, grads["sinks"].shape)
@@ -125,12 +130,17 @@ def _with_bias_grad(block: Block, grads: Results, grad: jax.Array) -> Results:
 
 
 def _probabilities(
-    score: jax.Array, lse: jax.Array, sinks: jax.Array | None
+    score: jax.Array, lse: jax.Array, sinks: jax.Array | None, *, is_part: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax of the scores, [B, N, R, S], and the sink's share of it, [B, N, R] or 0."""
+    """Softmax of the scores, [B, N, R, S], and the sink's share of it, [B, N, R] or 0.
+
+    `is_part`: lse is of further keys as well.
+    """
     # lse is rounded: where scores are large the difference could be above 0.
     p = jnp.exp(jnp.minimum(score - lse[..., None], 0))
     p_sink = jnp.zeros_like(lse) if sinks is None else jnp.exp(sinks - lse)
+    if is_part:
+        return p, p_sink
     # lse is rounded: at some hundreds, the p of a row sum to 1 only to within 1e-5.
     total = p.sum(axis=-1) + p_sink
     total = jnp.where(total == 0, 1, total)
@@ -149,6 +159,8 @@ class _Residuals:
     """Wide [B, N, T]; +inf in padding rows, so that exp(score - lse) is 0."""
     lse_grad: jax.Array
     """Wide [B, N, T], or a 0 of shape [1, 1, 1] if the call has none."""
+    delta: jax.Array | None = None
+    """Wide [B, N, T], if the call has a part of the keys."""
 
     @staticmethod
     def of(call: BlockedCall) -> _Residuals:
@@ -164,8 +176,12 @@ class _Residuals:
         lse_grad = jnp.zeros((1, 1, 1), wide)
         if call.spec.has("lse_grad"):
             lse_grad = jnp.where(is_real, operands["lse_grad"].astype(wide), 0)
+        out_grad = real("out_grad")
+        delta = None
+        if call.spec.promises.is_part:
+            delta = (real("out").astype(wide) * out_grad.astype(wide)).sum(axis=-1)
         return _Residuals(
-            real("query"), real("out_grad"), jnp.where(is_real, lse, jnp.inf), lse_grad
+            real("query"), out_grad, jnp.where(is_real, lse, jnp.inf), lse_grad, delta
         )
 
 

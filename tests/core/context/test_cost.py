@@ -201,7 +201,7 @@ def test_the_choice():
     heads, gather = made("heads", 1.01, 3.0), made("gather", 1.0, 3.0, gathered=1e9)
     ring, halo = made("ring", 1.1, 2.8), Cost("halo", (Reason("context/halo/window"),))
     assert choose([halo, gather, heads]) is heads  # as fast, and always balanced
-    assert choose([halo, gather, made("heads", 1.1, 3.0)]) is gather
+    assert choose([halo, gather, made("heads", 1.3, 3.0)]) is gather
     assert choose([ring, gather]) is ring
     assert choose([ring, gather], needs_backward=False) is gather
     assert choose([ring, gather], needs_backward=False, most_gathered=5e8) is gather

@@ -1,0 +1,50 @@
+"""The arguments of a call in a shard_map that say how its sequences are spread over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast, get_args
+
+import jax
+
+from attn_dispatch.call.arguments import Arguments
+from attn_dispatch.call.context import Context, SequenceOrder
+from attn_dispatch.call.static_arguments import check_choice
+
+
+def spread_of(arguments: Arguments) -> Context | None:
+    """How the call's sequences are spread; None if each device has whole sequences.
+
+    Raises:
+      ValueError: context_axis is not a manual axis of a surrounding shard_map, or there is another
+        order, or rows in zigzag order are odd.
+    """
+    a = arguments
+    order = cast(
+        "SequenceOrder",
+        check_choice("sequence_order", a.sequence_order, get_args(SequenceOrder)),
+    )
+    if a.context_axis is None:
+        if order != "contiguous":
+            raise ValueError(f"sequence_order: expected context_axis with {order!r}, got None")
+        return None
+    axes = (a.context_axis,) if isinstance(a.context_axis, str) else tuple(a.context_axis)
+    devices = _devices(axes)
+    for name, x in (("query", a.query), ("key", a.key)):
+        length = x.shape[-3] if isinstance(x, jax.Array) else 0
+        if order == "zigzag" and length % 2:
+            raise ValueError(
+                f"{name}: expected an even length on each device for zigzag order, got {length}"
+            )
+    return Context(axes, devices, order)
+
+
+def _devices(axes: Sequence[str]) -> int:
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = getattr(mesh, "manual_axes", ())
+    if len({*axes}) != len(axes) or not axes or any(axis not in manual for axis in axes):
+        raise ValueError(
+            "context_axis: expected different manual axes of a surrounding jax.shard_map, which "
+            f"are {tuple(manual)}, got {tuple(axes)}"
+        )
+    return jax.lax.axis_size(tuple(axes))

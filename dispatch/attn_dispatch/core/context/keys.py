@@ -1,0 +1,66 @@
+"""A cache spread along its keys: every device attends from all rows to its own keys.
+
+The results are merged by two small sums over the devices instead of a gather of the keys. In the
+backward pass each device has the gradients of its own keys, and queries' are summed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from attn_dispatch.core.context.device_call import Arrays, DeviceCall, wide
+from attn_dispatch.semantics.sinks_afterwards import with_sinks
+from attn_dispatch.semantics.sinks_grad import sinks_grad
+
+_LENGTHS = "key_value_seq_lengths"
+
+
+def compute(device: DeviceCall) -> Arrays:
+    """The device's results: those of all rows, and the gradients of its own keys."""
+    # A single query that is level with the last key sees all keys.
+    meaning = replace(device.meaning, is_causal=False, same_lengths=False)
+    found = device.piece(_own_lengths(device), meaning=meaning, without=("sinks",))
+    if not device.is_backward:
+        total = _merged(device, found)
+        return with_sinks(total, device.operands["sinks"]) if "sinks" in device.operands else total
+    if "query" in found:
+        sums = lax.psum(wide({"query": found["query"]}), device.context.axes)
+        found |= cast("Arrays", sums)
+    if "sinks" in device.options.wanted.gradients:
+        found["sinks"] = device.unfolded("sinks", sinks_grad)
+    return found
+
+
+def _own_lengths(device: DeviceCall) -> Arrays:
+    """The lengths of the device's own keys. An invalid length of the whole cache stays invalid."""
+    if _LENGTHS not in device.operands:
+        return {}
+    lengths, own = device.operands[_LENGTHS], device.operands["key"].shape[-3]
+    is_valid = (lengths >= 0) & (lengths <= own * device.context.devices)
+    here = jnp.clip(lengths - device.number * own, 0, own)
+    return {_LENGTHS: jnp.where(is_valid, here, -1)}
+
+
+def _merged(device: DeviceCall, found: Arrays) -> Arrays:
+    """out and lse over the keys of all devices, as in semantics/merge.py."""
+    axes, lse = device.context.axes, found["lse"]
+    top = cast("jax.Array", lax.pmax(lse, axes))
+    top = jnp.where(top == -jnp.inf, 0, top)
+    weight = jnp.exp(lse - top)
+    by_row = jnp.swapaxes(weight, -1, -2)[..., None]
+    out = jnp.where(by_row == 0, 0, found["out"].astype(lse.dtype)) * by_row
+    total, out = cast("tuple[jax.Array, jax.Array]", lax.psum((weight, out), axes))
+    is_empty = total == 0
+    share = jnp.where(is_empty, 1, total)
+    merged = {
+        "out": out / jnp.swapaxes(share, -1, -2)[..., None],
+        "lse": jnp.where(is_empty, -jnp.inf, top + jnp.log(share)),
+    }
+    if "row_max" in found:
+        merged["row_max"] = cast("jax.Array", lax.pmax(found["row_max"], axes))
+    return merged

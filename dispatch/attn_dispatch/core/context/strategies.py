@@ -1,0 +1,197 @@
+"""Which strategies can run a call whose sequence is spread over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from attn_dispatch.call.context import SequenceOrder, Strategy
+from attn_dispatch.call.options import Meaning
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.reason import Reason, Rule, broken
+from attn_dispatch.settings import ContextParallel
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A call whose rows and keys are spread over devices."""
+
+    meaning: Meaning
+    operands: tuple[str, ...]
+    queries: int
+    """The rows of one device."""
+    keys: int
+    """The keys of one device."""
+    devices: int
+    order: SequenceOrder = "contiguous"
+    needs_keep: bool = False
+
+    @staticmethod
+    def of(spec: AttentionSpec, devices: int, order: SequenceOrder) -> Spread | None:
+        """A call spread over so many devices; None if its rows or keys do not divide, or cannot."""
+        if devices == 1 or spec.is_paged or spec.is_empty:
+            return None
+        if spec.seq_len_q % devices or spec.seq_len_kv % devices:
+            return None
+        rows, keys = spec.seq_len_q // devices, spec.seq_len_kv // devices
+        names = spec.options.operands
+        return Spread(spec.meaning, names, rows, keys, devices, order, spec.wanted.needs_keep)
+
+    @property
+    def has_diagonal(self) -> bool:
+        """Whether it matters where rows and keys are in the sequence."""
+        band = self.meaning.is_causal or self.meaning.window != (None, None)
+        return band or "alibi_slopes" in self.operands
+
+    @property
+    def is_one_query_at_the_end(self) -> bool:
+        """Whether a single query sees all keys, as when decoding."""
+        is_plain = self.meaning.window == (None, None) and "alibi_slopes" not in self.operands
+        return is_plain and self.queries == 1 and self.meaning.causal_alignment == "bottom_right"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no row sees keys after its own position, and rows and keys start together."""
+        right = 0 if self.meaning.is_causal else self.meaning.window[1]
+        return right == 0 and self.queries == self.keys
+
+
+_POSITIONS: dict[str, Callable[[Spread], bool]] = {
+    "score_mod": lambda x: x.meaning.score_mod is not None,
+    "mask_mod": lambda x: x.meaning.mask_mod is not None,
+    "dropout": lambda x: x.meaning.dropout_rate > 0,
+    "causal_alignment as a number": lambda x: (
+        x.meaning.causal_alignment == "by_offset" or "causal_offset" in x.operands
+    ),
+}
+_OPERANDS = {
+    "page_table": "pages", "cu_seqlens_q": "cu_seqlens", "window": "a traced window",
+    "query_seq_lengths": "query_seq_lengths", "key_value_seq_lengths": "key_value_seq_lengths",
+}  # fmt: skip
+
+
+def _left_out(spread: Spread) -> list[str]:
+    """What the call has that no strategy but heads takes."""
+    named = [x for x, applies in _POSITIONS.items() if applies(spread)]
+    return named + [text for name, text in _OPERANDS.items() if name in spread.operands]
+
+
+def _is_shifted(spread: Spread) -> bool:
+    """Whether it is not known that row i of a sequence or segment lines up with its key i."""
+    if not spread.has_diagonal:
+        return False
+    has_ids = "query_segment_ids" in spread.operands
+    return (has_ids and not spread.meaning.same_lengths) or spread.queries != spread.keys
+
+
+COMMON = (
+    Rule[Spread](
+        "context/features",
+        lambda x: bool(_left_out(x)) or x.needs_keep,
+        "with {named}, only heads are exchanged",
+        facts=lambda x: {"named": " and ".join([*_left_out(x), *["keep"] * x.needs_keep])},
+    ),
+    Rule[Spread](
+        "context/alignment",
+        _is_shifted,
+        "rows and keys of a sequence must be known to line up: pass one array of segment ids for "
+        "both, and as many keys as queries",
+    ),
+    Rule[Spread](
+        "context/keys_after",
+        lambda x: x.has_diagonal and not x.is_causal,
+        "a window or ALiBi without causality reaches keys of later devices",
+        remedy="is_causal=True",
+    ),
+)
+RING = (
+    *COMMON,
+    Rule[Spread](
+        "context/ring/window",
+        lambda x: x.meaning.window != (None, None),
+        "a ring sends all keys, of which a window hides most",
+    ),
+    Rule[Spread](
+        "context/ring/positions",
+        lambda x: bool(_per_pair(x)),
+        "{named} differs from step to step",
+        facts=lambda x: {"named": " and ".join(_per_pair(x))},
+    ),
+    Rule[Spread](
+        "context/ring/halves",
+        lambda x: x.has_diagonal and x.queries % 2 != 0,
+        "a causal ring gives a device two equal chunks, and {rows} rows are odd",
+        facts=lambda x: {"rows": x.queries},
+    ),
+)
+GATHER = COMMON
+HALO = (
+    *COMMON,
+    Rule[Spread](
+        "context/halo/window",
+        lambda x: not 1 <= (x.meaning.window[0] or 0) <= x.keys,
+        "a halo needs a window of 1 to {keys} keys to the left",
+        facts=lambda x: {"keys": x.keys},
+    ),
+    Rule[Spread](
+        "context/halo/order",
+        lambda x: x.order != "contiguous",
+        "a halo needs rows in contiguous order",
+    ),
+    Rule[Spread](
+        "context/halo/arrays",
+        lambda x: "bias" in x.operands or "mask" in x.operands,
+        "a bias or mask has columns for all keys",
+    ),
+)
+KEYS_ALONE = (
+    Rule[Spread](
+        "context/keys/features",
+        lambda x: bool({*_left_out(x)} - {"query_seq_lengths", "key_value_seq_lengths"}),
+        "with {named}, keys are gathered",
+        facts=lambda x: {"named": " and ".join(_left_out(x))},
+    ),
+    Rule[Spread](
+        "context/keys/packed",
+        lambda x: "query_segment_ids" in x.operands,
+        "segments are counted over all keys",
+    ),
+    Rule[Spread](
+        "context/keys/diagonal",
+        lambda x: x.has_diagonal and not x.is_one_query_at_the_end,
+        "a diagonal of several rows, a window or ALiBi counts over all keys",
+    ),
+)
+"""The rules for keys that are spread while rows are whole."""
+STRATEGIES: Mapping[Strategy, tuple[Rule[Spread], ...]] = {
+    "halo": HALO, "ring": RING, "gather": GATHER,
+}  # fmt: skip
+"""The rules by strategy, the one that sends least first."""
+
+
+def _per_pair(spread: Spread) -> list[str]:
+    return [x for x in ("bias", "mask", "alibi_slopes") if x in spread.operands]
+
+
+def reasons(strategy: Strategy, spread: Spread) -> tuple[Reason, ...]:
+    """Why a strategy does not run the call; none if it does."""
+    return broken(STRATEGIES[strategy], spread)
+
+
+def chosen(wanted: ContextParallel, spread: Spread) -> Strategy | None:
+    """The strategy to run the call; None if none can.
+
+    Args:
+      wanted: the name of a strategy, which is taken if it can run the call; "auto" for the one that
+        sends least.
+      spread: the call.
+    """
+    able = [x for x in STRATEGIES if not reasons(x, spread)]
+    found = next((x for x in able if x == wanted), able[0] if able else None)
+    return cast("Strategy | None", found)
+
+
+def keys_can_stay(spread: Spread) -> bool:
+    """Whether devices can attend from all rows, `spread.queries`, to their own keys."""
+    return not broken(KEYS_ALONE, spread)
