@@ -33,13 +33,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         console.print(f"no checkpoint in {args.checkpoints}: training from the start")
     try:
         task = Task(
-            size, make_mesh(*args.mesh), args.layout, args.seed, args.checkpoints, args.every
-        )
+            size, make_mesh(*args.mesh, context=args.context), args.layout, args.seed,
+            args.checkpoints, args.every,
+        )  # fmt: skip
         c, count = size.config, len(jax.devices())
         console.print(
             f"{args.size}: {c.layers} layers of {c.width}, {c.heads} query heads over "
             f"{c.kv_heads}, {c.dtype}, rows of {size.shape.row_length} bytes; "
-            f"{args.mesh[0]} x {args.mesh[1]} of {count} {jax.devices()[0].device_kind}"
+            f"{args.mesh[0]} x {args.context} x {args.mesh[1]} of {count} "
+            f"{jax.devices()[0].device_kind}"
         )
         console.print(f"attention, forward and backward: {attention(task)}")
         layouts = LAYOUTS if args.compare else (args.layout,)
@@ -50,7 +52,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         raise  # the reader of the output, such as head, has left
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
-    facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}
+    facts = {
+        "size": dataclasses.asdict(size), "mesh": args.mesh, "context": args.context,
+        "attention": runs,
+    }  # fmt: skip
     return report(done, facts, args.out)
 
 
@@ -84,6 +89,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--mesh", type=_mesh, default=(1, 1), metavar="DATAxMODEL", help="devices; default: 1x1"
     )
+    parser.add_argument(
+        "--context", type=options.POSITIVE, default=1, metavar="N",
+        help="devices for the tokens of a row, beside those of --mesh; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument(
         "--remat", choices=REMAT, default="context",
         help="what a layer keeps for its backward pass: everything (none), the attention "

@@ -1,8 +1,10 @@
-"""Shardings on a mesh of (data, model): rows along data, heads and hidden units along model.
+"""Shardings on a mesh of (data, context, model): rows of the batch along data, their tokens along
+context, heads and hidden units along model.
 
 The first matrix of each pair is split by columns and the second by rows, so that a layer sums twice
 over "model": after the attention and after the feed-forward part. The attention itself needs no
-communication: docs/meshes.md.
+communication over "data" and "model" (docs/meshes.md). Over "context" it exchanges heads or keys,
+and no other layer looks at two tokens (docs/context.md).
 """
 
 from typing import Any
@@ -20,17 +22,20 @@ _BY_COLUMNS_IF_KV_HEADS_DIVIDE = ("k", "v")
 _BY_ROWS = ("o", "down")
 
 
-def make_mesh(data: int, model: int) -> Mesh:
-    """A mesh of data · model devices.
+def make_mesh(data: int, model: int, context: int = 1) -> Mesh:
+    """A mesh of data · context · model devices.
 
     Raises:
       ValueError: there are fewer devices.
     """
     devices = np.asarray(jax.devices())
-    if data * model > devices.size:
-        raise ValueError(f"mesh: expected at most {devices.size} devices, got {data}x{model}")
-    auto = (AxisType.Auto, AxisType.Auto)
-    return Mesh(devices[: data * model].reshape(data, model), ("data", "model"), axis_types=auto)
+    shape = (data, context, model)
+    if (count := data * context * model) > devices.size:
+        raise ValueError(
+            f"mesh: expected at most {devices.size} devices, got {'x'.join(map(str, shape))}"
+        )
+    auto = (AxisType.Auto,) * 3
+    return Mesh(devices[:count].reshape(shape), ("data", "context", "model"), axis_types=auto)
 
 
 def state_placement(state: Any, config: Config, mesh: Mesh) -> Any:
@@ -62,10 +67,12 @@ def _spec(names: set[Any], config: Config, model: int) -> P:
 
 
 def place_rows(rows: Rows, mesh: Mesh) -> Rows:
-    """The rows, split along the mesh axis "data"."""
-    if len(rows.tokens) % mesh.shape["data"]:
-        raise ValueError(
-            f"mesh: expected {len(rows.tokens)} rows to be a multiple of the data axis, got "
-            f"{mesh.shape['data']}"
-        )
-    return jax.device_put(rows, NamedSharding(mesh, P("data")))
+    """The rows, split along the mesh axis "data", and their tokens along "context"."""
+    named = (("rows", "data"), ("tokens in a row", "context"))
+    for size, (what, axis) in zip(rows.tokens.shape, named, strict=True):
+        if size % mesh.shape[axis]:
+            raise ValueError(
+                f"mesh: expected {size} {what} to be a multiple of the {axis} axis, got "
+                f"{mesh.shape[axis]}"
+            )
+    return jax.device_put(rows, NamedSharding(mesh, P("data", "context")))

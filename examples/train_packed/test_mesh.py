@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def found(tmp_path_factory):
 
 
 def test_loss_and_gradients_are_those_of_one_device(found):
-    assert len(found["gaps"]) == 5
+    assert len(found["gaps"]) == 7
     assert max(found["gaps"].values()) < 1e-5, found["gaps"]
 
 
@@ -50,3 +51,5 @@ def test_a_run_goes_on_on_another_mesh(found):
 def test_sizes_that_do_not_divide_are_an_error(found):
     assert "expected 4 rows to be a multiple of the data axis, got 8" in found["rows"]
     assert "expected heads 4 to be a multiple of the model axis, got 8" in found["heads"]
+    tokens = r"expected \d+ tokens in a row to be a multiple of the context axis, got 7"
+    assert re.search(tokens, found["tokens"])
