@@ -101,7 +101,7 @@ def _gathered(device: DeviceCall) -> Arrays:
 
     def gathered(x: jax.Array, axis: int) -> jax.Array:
         axis += x.ndim
-        whole = lax.all_gather(x, context.axes, axis=axis, tiled=True)
+        whole = cast("jax.Array", lax.all_gather(x, context.axes, axis=axis, tiled=True))
         return in_sequence(whole, axis, context.devices) if context.order == "zigzag" else whole
 
     return {x: gathered(y, KEYS[x]) for x, y in device.only(KEYS).items()}
@@ -113,5 +113,4 @@ def _at_home(device: DeviceCall, name: str, gradient: jax.Array) -> jax.Array:
     x = wide({name: gradient})[name]
     if context.order == "zigzag":
         x = in_zigzag(x, axis, context.devices)
-    found = lax.psum_scatter(x, context.axes, scatter_dimension=axis, tiled=True)
-    return cast("jax.Array", found)
+    return cast("jax.Array", lax.psum_scatter(x, context.axes, scatter_dimension=axis, tiled=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,9 @@ def compute(device: DeviceCall) -> Arrays:
         found, gradients = _behind(device, before)
     else:
         branches = (alike(lambda x: _first(device, x)), alike(lambda x: _behind(device, x)))
-        found, gradients = lax.cond(device.number == 0, *branches, before)
+        found, gradients = cast(
+            "tuple[Arrays, Arrays]", lax.cond(device.number == 0, *branches, before)
+        )
     back = device.send(gradients, [(b, a) for a, b in links])
     for name, x in back.items():
         axis, rest = KEYS[name], found[name].shape[KEYS[name]] - width(device)

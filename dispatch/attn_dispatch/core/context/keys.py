@@ -29,8 +29,8 @@ def compute(device: DeviceCall) -> Arrays:
         total = _merged(device, found)
         return with_sinks(total, device.operands["sinks"]) if "sinks" in device.operands else total
     if "query" in found:
-        sums = lax.psum(wide({"query": found["query"]}), device.context.axes)
-        found |= cast("Arrays", sums)
+        (query,) = wide({"query": found["query"]}).values()
+        found["query"] = cast("jax.Array", lax.psum(query, device.context.axes))
     if "sinks" in device.options.wanted.gradients:
         found["sinks"] = device.unfolded("sinks", sinks_grad)
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,8 @@ def _others(device: DeviceCall, keys: Mapping[str, jax.Array], step: int) -> Arr
 
     if not device.meaning.is_causal:
         return piece(dict(keys))
-    return lax.cond(step <= device.number, alike(earlier), alike(later), dict(keys))
+    is_earlier = step <= device.number
+    return cast("Arrays", lax.cond(is_earlier, alike(earlier), alike(later), dict(keys)))
 
 
 def _merged(a: Arrays, b: Arrays) -> Arrays:

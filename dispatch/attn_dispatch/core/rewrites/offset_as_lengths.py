@@ -166,7 +166,11 @@ def _reversed(x: jax.Array, lengths: jax.Array) -> jax.Array:
     any. Twice, it is x again."""
     number = x.shape[1]
     index = (lengths[:, None] - 1 - jnp.arange(number, dtype=jnp.int32)) % number
-    return jax.vmap(lambda row, i: row.at[i].get(mode="promise_in_bounds"))(x, index)
+
+    def of_row(row: jax.Array, index: jax.Array) -> jax.Array:
+        return row.at[index].get(mode="promise_in_bounds")
+
+    return jax.vmap(of_row)(x, index)
 
 
 def _compute(
@@ -183,9 +187,10 @@ def _compute(
             for name, x in results.items()
         }
 
-    results = cast(
-        "NamedArrays", jax.lax.cond(rows.has_past, with_past, lambda results: results, results)
-    )
+    def as_they_are(results: NamedArrays) -> NamedArrays:
+        return results
+
+    results = cast("NamedArrays", jax.lax.cond(rows.has_past, with_past, as_they_are, results))
     return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 
 
