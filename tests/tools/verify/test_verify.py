@@ -18,6 +18,7 @@ import attn_dispatch
 import attn_dispatch_tools
 from attn_dispatch import aiter
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
+from attn_dispatch.core.rewrites.catalogue import OF_OFFSETS
 from attn_dispatch.core.rewrites.empty import NO_SCORES
 from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
 from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
@@ -144,8 +145,9 @@ def test_each_rewrite_draws_calls_for_every_rewrite(verify):
     drawn = each_rewrite(draws.examples(150, 5))
     used = Counter(case.rewrite for case in drawn)
     # Draws have no empty axis, no page of an odd size such as 24 keys, no call on whole pages
-    # alone, and no call long enough to gain from queries and keys on one diagonal.
-    left_out = (NO_SCORES, SMALLER_PAGES, HEADS_AS_QUERIES, ONE_DIAGONAL)
+    # alone, no call long enough to gain from queries and keys on one diagonal, and no number as
+    # causal_alignment, which tests/core/rewrites/test_offsets.py draws.
+    left_out = (NO_SCORES, SMALLER_PAGES, HEADS_AS_QUERIES, ONE_DIAGONAL, *OF_OFFSETS)
     names = {x.name for x in (*REWRITES, *ONE_BY_ONE)} - {x.name for x in left_out}
     assert used.keys() - {""} == names
     assert all(Case.from_json(case.to_json()) == case for case in drawn)
