@@ -176,13 +176,12 @@ class _Residuals:
         lse_grad = jnp.zeros((1, 1, 1), wide)
         if call.spec.has("lse_grad"):
             lse_grad = jnp.where(is_real, operands["lse_grad"].astype(wide), 0)
-        out_grad = real("out_grad")
+        q, out_grad = real("query"), real("out_grad")
+        lse = jnp.where(is_real, lse, jnp.inf)
         delta = None
         if call.spec.promises.is_part:
             delta = (real("out").astype(wide) * out_grad.astype(wide)).sum(axis=-1)
-        return _Residuals(
-            real("query"), out_grad, jnp.where(is_real, lse, jnp.inf), lse_grad, delta
-        )
+        return _Residuals(q, out_grad, lse, lse_grad, delta)
 
 
 def _zero_grads(call: BlockedCall, wanted: tuple[str, ...]) -> Results:
