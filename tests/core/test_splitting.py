@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,8 +14,10 @@ from attn_dispatch import context_parallel
 from attn_dispatch.call.context import Context
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions, Meaning
+from attn_dispatch.core.context.strategies import Spread, reasons
 from attn_dispatch.core.shards import Shards
 from attn_dispatch.core.splitting import split
+from attn_dispatch.reason import rules_of
 
 MESH = {"x": 2, "y": 4}
 BOTH = P(None, ("x", "y"))
@@ -52,6 +55,21 @@ def test_axes_split_what_they_shard_in_query():
 )
 def test_heads_are_exchanged_and_then_the_batch(given, expected):
     assert axes(split(given, MESH, BOTH, BOTH, wanted="heads")) == expected
+
+
+def test_rows_stay_only_along_axes_in_the_order_of_the_mesh():
+    """JAX numbers the devices of a permute in the order of the mesh, whatever is asked for."""
+    reverse = P(None, ("y", "x"))
+    with context_parallel("ring"):
+        assert axes(split(call(), MESH, reverse, reverse)) == {"unused": ("y", "x")}
+
+
+def test_halo_needs_segments_in_one_piece():
+    ids = ("query", "key", "value", "query_segment_ids", "key_value_segment_ids")
+    window = Meaning(scale=1.0, is_causal=True, window=(4, None), same_lengths=True)
+    whole = replace(window, max_segments=3)
+    assert rules_of(reasons("halo", Spread(window, ids, 8, 8, 4))) == {"context/halo/ids"}
+    assert not reasons("halo", Spread(whole, ids, 8, 8, 4))
 
 
 @pytest.mark.parametrize("strategy", ["ring", "gather"])

@@ -28,7 +28,10 @@ def spread_of(arguments: Arguments) -> Context | None:
         if order != "contiguous":
             raise ValueError(f"sequence_order: expected context_axis with {order!r}, got None")
         return None
-    axes = (a.context_axis,) if isinstance(a.context_axis, str) else tuple(a.context_axis)
+    given = a.context_axis
+    if not isinstance(given, str | Sequence):
+        raise ValueError(f"context_axis: expected names of mesh axes, got {given!r}")
+    axes = (given,) if isinstance(given, str) else tuple(given)
     devices = _devices(axes)
     for name, x in (("query", a.query), ("key", a.key)):
         length = x.shape[-3] if isinstance(x, jax.Array) else 0
@@ -46,5 +49,11 @@ def _devices(axes: Sequence[str]) -> int:
         raise ValueError(
             "context_axis: expected different manual axes of a surrounding jax.shard_map, which "
             f"are {tuple(manual)}, got {tuple(axes)}"
+        )
+    # JAX numbers the devices of a permute in the order of the mesh.
+    in_order = tuple(x for x in mesh.axis_names if x in axes)
+    if in_order != tuple(axes):
+        raise ValueError(
+            f"context_axis: expected axes in the order of the mesh, {in_order}, got {tuple(axes)}"
         )
     return jax.lax.axis_size(tuple(axes))

@@ -109,7 +109,8 @@ def _why_rows_cannot_stay(split: SplitCall) -> str:
     spread = Spread.of(split.call.spec, devices, split.shards.order)
     if spread is None:
         return "the devices do not divide its rows and keys"
-    return sentences(dict.fromkeys(x for name in STRATEGIES for x in reasons(name, spread)))
+    why = dict.fromkeys(x for name in STRATEGIES for x in reasons(name, spread))
+    return sentences(why) or "these axes are not in the order of the mesh"
 
 
 def _left_out(split: SplitCall) -> dict[str, object]:

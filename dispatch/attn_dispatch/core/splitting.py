@@ -137,7 +137,9 @@ class _Splitting:
         """
         spec, devices = self.call.spec, self.ways(rows)
         spread = Spread.of(spec, devices, self.order)
-        if spread is None or self.wanted == "heads":
+        # JAX numbers the devices of a permute in the order of the mesh.
+        is_in_order = rows == tuple(x for x in self.sizes if x in rows)
+        if spread is None or self.wanted == "heads" or not is_in_order:
             return (), None
         strategy = chosen(self.wanted, spread)
         if strategy != self.wanted and not is_rest:

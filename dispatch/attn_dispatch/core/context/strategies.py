@@ -53,8 +53,12 @@ class Spread:
     @property
     def is_causal(self) -> bool:
         """Whether no row sees keys after its own position, and rows and keys start together."""
-        right = 0 if self.meaning.is_causal else self.meaning.window[1]
-        return right == 0 and self.queries == self.keys
+        return not self.sees_later_keys and self.queries == self.keys
+
+    @property
+    def sees_later_keys(self) -> bool:
+        """Whether a row may see keys after its own position."""
+        return not self.meaning.is_causal and self.meaning.window[1] != 0
 
 
 _POSITIONS: dict[str, Callable[[Spread], bool]] = {
@@ -90,7 +94,7 @@ COMMON = (
         "context/features",
         lambda x: bool(_left_out(x)) or x.needs_keep,
         "with {named}, only heads are exchanged",
-        facts=lambda x: {"named": " and ".join([*_left_out(x), *["keep"] * x.needs_keep])},
+        facts=lambda x: {"named": " and ".join(_left_out(x)) or "the dropout mask as a result"},
     ),
     Rule[Spread](
         "context/alignment",
@@ -100,7 +104,7 @@ COMMON = (
     ),
     Rule[Spread](
         "context/keys_after",
-        lambda x: x.has_diagonal and not x.is_causal,
+        lambda x: x.has_diagonal and x.sees_later_keys,
         "a window or ALiBi without causality reaches keys of later devices",
         remedy="is_causal=True",
     ),
@@ -133,6 +137,12 @@ HALO = (
         lambda x: not 1 <= (x.meaning.window[0] or 0) <= x.keys,
         "a halo needs a window of 1 to {keys} keys to the left",
         facts=lambda x: {"keys": x.keys},
+    ),
+    Rule[Spread](
+        "context/halo/ids",
+        lambda x: "query_segment_ids" in x.operands and x.meaning.max_segments is None,
+        "segments may be in several pieces, between which a window reaches any distance",
+        remedy="max_segments, with which each segment is in one piece",
     ),
     Rule[Spread](
         "context/halo/order",
