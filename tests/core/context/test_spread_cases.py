@@ -10,7 +10,7 @@ from tests.core.context.spread_cases import CASES
 from tests.support.module_report import report_of
 
 TOLERANCE = 1e-5
-"""Of the largest number of an array: shards sum in another order."""
+"""The allowed error, as a share of the largest number of an array: shards sum in another order."""
 
 
 @pytest.fixture(scope="module")

@@ -126,10 +126,10 @@ class DeviceCall:
         found = gradient(call.spec, call.fold(self.operands))
         return call.unfold([found])[0]
 
-    def shift(self, arrays: Mapping[str, jax.Array], by: int = 1) -> Arrays:
-        """What each device gets if all hand their arrays on to the device `by` positions later."""
+    def shift(self, arrays: Mapping[str, jax.Array]) -> Arrays:
+        """What each device gets if all hand their arrays on to the next device, cyclically."""
         devices = self.context.devices
-        pairs = [(i, (i + by) % devices) for i in range(devices)]
+        pairs = [(i, (i + 1) % devices) for i in range(devices)]
         return self.send(arrays, pairs)
 
     def send(self, arrays: Mapping[str, jax.Array], pairs: Sequence[tuple[int, int]]) -> Arrays:

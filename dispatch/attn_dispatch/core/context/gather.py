@@ -24,6 +24,7 @@ from attn_dispatch.core.context.device_call import (
     half,
     wide,
 )
+from attn_dispatch.core.context.strategies import has_diagonal
 from attn_dispatch.core.context.zigzag import in_sequence, in_zigzag
 
 
@@ -48,7 +49,7 @@ def compute(device: DeviceCall, rows: SequenceOrder) -> Arrays:
       rows: the order of rows.
     """
     keys = _gathered(device)
-    if not has_diagonal(device):
+    if not has_diagonal(device.meaning, device.operands):
         chunks = [device.piece(keys, is_part=False)]
     else:
         chunks = [_of_chunk(device, keys, chunk) for chunk in _chunks(device, rows)]
@@ -62,12 +63,6 @@ def compute(device: DeviceCall, rows: SequenceOrder) -> Arrays:
     for more in sums[1:]:
         total = added(total, more)
     return found | {x: _at_home(device, x, y) if x in KEYS else y for x, y in total.items()}
-
-
-def has_diagonal(device: DeviceCall) -> bool:
-    """Whether it matters where the rows are in the sequence."""
-    is_band = device.meaning.is_causal or device.meaning.window != (None, None)
-    return is_band or "alibi_slopes" in device.operands
 
 
 def _chunks(device: DeviceCall, order: SequenceOrder) -> Iterator[_Chunk]:

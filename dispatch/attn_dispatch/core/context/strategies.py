@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,7 +20,7 @@ class Spread:
     meaning: Meaning
     operands: tuple[str, ...]
     queries: int
-    """The rows of one device."""
+    """The rows of one device; all of them if only keys are spread."""
     keys: int
     """The keys of one device."""
     devices: int
@@ -29,7 +29,8 @@ class Spread:
 
     @staticmethod
     def of(spec: AttentionSpec, devices: int, order: SequenceOrder) -> Spread | None:
-        """A call spread over so many devices; None if its rows or keys do not divide, or cannot."""
+        """A call spread over so many devices; None if rows or keys do not divide, and for
+        calls with pages, without scores or on one device."""
         if devices == 1 or spec.is_paged or spec.is_empty:
             return None
         if spec.seq_len_q % devices or spec.seq_len_kv % devices:
@@ -40,9 +41,8 @@ class Spread:
 
     @property
     def has_diagonal(self) -> bool:
-        """Whether it matters where rows and keys are in the sequence."""
-        band = self.meaning.is_causal or self.meaning.window != (None, None)
-        return band or "alibi_slopes" in self.operands
+        """Whether positions of rows and keys in the sequence decide what a row sees."""
+        return has_diagonal(self.meaning, self.operands)
 
     @property
     def is_one_query_at_the_end(self) -> bool:
@@ -59,6 +59,12 @@ class Spread:
     def sees_later_keys(self) -> bool:
         """Whether a row may see keys after its own position."""
         return not self.meaning.is_causal and self.meaning.window[1] != 0
+
+
+def has_diagonal(meaning: Meaning, operands: Iterable[str]) -> bool:
+    """Whether causality, a window or ALiBi counts positions in the sequence."""
+    is_band = meaning.is_causal or meaning.window != (None, None)
+    return is_band or "alibi_slopes" in operands
 
 
 _POSITIONS: dict[str, Callable[[Spread], bool]] = {
@@ -82,7 +88,7 @@ def _left_out(spread: Spread) -> list[str]:
 
 
 def _is_shifted(spread: Spread) -> bool:
-    """Whether it is not known that row i of a sequence or segment lines up with its key i."""
+    """Whether row i of a sequence or segment may line up with another key than its key i."""
     if not spread.has_diagonal:
         return False
     has_ids = "query_segment_ids" in spread.operands
@@ -193,8 +199,8 @@ def chosen(wanted: ContextParallel, spread: Spread) -> Strategy | None:
     """The strategy to run the call; None if none can.
 
     Args:
-      wanted: the name of a strategy, which is taken if it can run the call; "auto" for the one that
-        sends least.
+      wanted: the name of a strategy, which is taken if it can run the call; otherwise, and for
+        "auto", the first of `STRATEGIES` that can is.
       spread: the call.
     """
     able = [x for x in STRATEGIES if not reasons(x, spread)]
