@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import partial
 
 import jax
@@ -14,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import dot_product_attention, sequence
-from tests.support.repository import ROOT, environment
+from tests.support.module_report import report_of
 
 IDS = np.array([[1] * 10 + [2] * 6 + [0] * 8, [1] * 3 + [2] * 21])
 BALANCE = sequence.balance(IDS, 4, chunk=2)
@@ -134,14 +131,7 @@ def test_another_number_of_devices_is_an_error():
 
 def test_sharded_arrays_stay_sharded():
     """Auto axes do not say how the result of a gather is sharded."""
-    variables = environment(
-        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sequence.orders_on_meshes"],
-        cwd=ROOT, env=variables, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found = json.loads(done.stdout)
+    found = report_of("tests.sequence.orders_on_meshes", devices=8)
     assert len(found) == 12 and all(x["is_right"] for x in found.values()), found
     assert [x for x, y in found.items() if not y["is_sharded"]] == [
         "Auto balance reorder", "Auto balance restore",

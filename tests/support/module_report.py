@@ -10,11 +10,16 @@ from typing import Any
 from tests.support.repository import ROOT, environment
 
 
-def report_of(module: str, *arguments: str) -> Any:
-    """The last line that a module prints, which is JSON."""
+def report_of(module: str, *arguments: str, devices: int | None = None) -> Any:
+    """The last line that a module prints, which is JSON.
+
+    `devices`: virtual devices on a CPU, unless the module asks for them itself.
+    """
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    variables = {} if devices is None else {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=900
+        command, capture_output=True, text=True, env=environment(**variables), cwd=ROOT, timeout=900
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +23,7 @@ from attn_dispatch.core.context.cost import (
 from attn_dispatch.core.context.hardware import H100, H200, INFINITY_FABRIC, MI300X, NVLINK_4, Links
 from attn_dispatch.core.context.strategy_costs import all_gather, all_to_all, cost, costs, hop
 from attn_dispatch.reason import Reason, rules_of
-from tests.support.repository import ROOT, environment
+from tests.support.module_report import report_of
 
 TWO_H200 = Hardware(Devices(2), NVLINK_4, H200)
 EIGHT_H100 = Hardware(Devices(8), NVLINK_4, H100)
@@ -276,14 +273,7 @@ def test_devices_fill_their_nodes():
 
 
 def test_the_bytes_of_exchanged_heads_are_those_of_a_program():
-    variables = environment(
-        JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=8"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.core.context.exchanged_bytes"],
-        cwd=ROOT, env=variables, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found = json.loads(done.stdout)
+    found = report_of("tests.core.context.exchanged_bytes", devices=8)
     assert len(found) == 2
     for of_program, modelled in found:
         assert of_program == modelled > 0
