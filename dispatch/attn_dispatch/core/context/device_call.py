@@ -7,7 +7,7 @@ summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
@@ -135,8 +135,13 @@ class DeviceCall:
     def send(self, arrays: Mapping[str, jax.Array], pairs: Sequence[tuple[int, int]]) -> Arrays:
         """The arrays sent between devices, from the first to the second of each pair; zeros on a
         device that gets none."""
-        axes = self.context.axes
-        return {x: cast("jax.Array", lax.ppermute(y, axes, pairs)) for x, y in arrays.items()}
+        sent = Arrays()
+        for alike in _alike_in_shape(arrays):
+            # XLA hides one permute at a time behind a kernel, so that arrays travel together.
+            together = jnp.stack([arrays[x] for x in alike]) if len(alike) > 1 else arrays[alike[0]]
+            there = cast("jax.Array", lax.ppermute(together, self.context.axes, pairs))
+            sent |= dict(zip(alike, there if len(alike) > 1 else [there], strict=True))
+        return sent
 
     def rounded(self, results: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         """The results in the order and the dtypes of the device's call."""
@@ -157,6 +162,14 @@ def vary_alike(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         return cast("jax.Array", lax.pcast(x, missing, to="varying")) if missing else x
 
     return tuple(map(varied, arrays))
+
+
+def _alike_in_shape(arrays: Mapping[str, jax.Array]) -> Iterable[list[str]]:
+    """The names of arrays, those of one shape and dtype together."""
+    groups = dict[tuple[tuple[int, ...], np.dtype], list[str]]()
+    for name, x in arrays.items():
+        groups.setdefault((x.shape, x.dtype), []).append(name)
+    return groups.values()
 
 
 def alike(branch: Callable[[Arrays], R]) -> Callable[[Arrays], R]:
