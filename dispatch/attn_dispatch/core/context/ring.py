@@ -11,9 +11,9 @@ follow them, one step behind, and are home after the last step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,14 @@ from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.sinks_afterwards import with_sinks
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
+S = TypeVar("S")
+Number = int | jax.Array
+_Sums = tuple[Arrays, Arrays]
+"""The gradients of rows, and of keys that are elsewhere by now."""
+
+_UNROLLED = 7
+"""The most steps that are written out: those within a node. More are a loop, so that a program for
+more devices is not longer."""
 _ONCE = ("sinks",)
 """Operands that count once for a row, not in every step."""
 
@@ -43,30 +51,58 @@ def compute(device: DeviceCall) -> Arrays:
 
 
 def _forward(device: DeviceCall) -> Arrays:
-    keys, total = device.only(KEYS), device.piece(without=_ONCE)
-    for step in range(1, device.context.devices):
-        keys = device.shift(keys)
-        total = _merged(total, _others(device, keys, step))
+    def step(total: Arrays, keys: Arrays, number: Number) -> Arrays:
+        return _merged(total, _others(device, keys, number))
+
+    total = _visited(device, step, device.piece(without=_ONCE))
     if "sinks" not in device.operands:
         return total
     return with_sinks(wide(total), device.operands["sinks"])
 
 
 def _backward(device: DeviceCall) -> Arrays:
-    keys, own = device.only(KEYS), device.piece(without=_ONCE)
-    rows, passed = _of_rows(own), Arrays()
-    for step in range(1, device.context.devices):
-        keys, passed = device.shift(keys), device.shift(passed)
-        found = _others(device, keys, step)
-        rows = added(rows, _of_rows(found))
-        passed = added(passed, _of_keys(found)) if passed else _of_keys(found)
+    def step(sums: _Sums, keys: Arrays, number: Number) -> _Sums:
+        rows, passed = sums
+        passed = device.shift(passed)
+        found = _others(device, keys, number)
+        of_keys = _of_keys(found)
+        return added(rows, _of_rows(found)), added(passed, of_keys) if passed else of_keys
+
+    own = device.piece(without=_ONCE)
+    rows, passed = _visited(device, step, (_of_rows(own), Arrays()))
     total = rows | added(_of_keys(own), device.shift(passed))
     if "sinks" in device.options.wanted.gradients:
         total["sinks"] = device.unfolded("sinks", sinks_grad)
     return total
 
 
-def _others(device: DeviceCall, keys: Mapping[str, jax.Array], step: int) -> Arrays:
+def _visited(device: DeviceCall, step: Callable[[S, Arrays, Number], S], state: S) -> S:
+    """The state after the keys of all other devices have visited this one.
+
+    Args:
+      device: the device's call.
+      step: returns the next state from the state, keys, and the number of positions that these have
+        come.
+      state: the first state; from the second step on, the arrays have the same types.
+    """
+
+    def visit(number: Number, visited: tuple[S, Arrays]) -> tuple[S, Arrays]:
+        state, keys = visited
+        sent_on = device.shift(keys)
+        return step(state, keys, number), sent_on
+
+    last = device.context.devices - 1
+    visited = state, device.shift(device.only(KEYS))
+    written_out = range(1, last if last <= _UNROLLED else 3)
+    for number in written_out:
+        visited = visit(number, visited)
+    if last > _UNROLLED:
+        visited = lax.fori_loop(3, last, visit, visited)
+    state, keys = visited
+    return step(state, keys, last)
+
+
+def _others(device: DeviceCall, keys: Arrays, step: Number) -> Arrays:
     """The results with the keys of the device `step` positions before this one, cyclically."""
     meaning = replace(device.meaning, is_causal=False, same_lengths=False)
 
@@ -88,9 +124,9 @@ def _others(device: DeviceCall, keys: Mapping[str, jax.Array], step: int) -> Arr
         }
 
     if not device.meaning.is_causal:
-        return piece(dict(keys))
+        return piece(keys)
     is_earlier = step <= device.number
-    return cast("Arrays", lax.cond(is_earlier, alike(earlier), alike(later), dict(keys)))
+    return cast("Arrays", lax.cond(is_earlier, alike(earlier), alike(later), keys))
 
 
 def _merged(a: Arrays, b: Arrays) -> Arrays:
