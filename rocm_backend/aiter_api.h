@@ -1,6 +1,6 @@
 // The calls of AITER that this project makes, as plain C structs. This is the boundary between the
-// FFI handlers, which any C++ compiler builds, and AITER's headers, which only aiter_adapter_*.cc
-// include.
+// FFI handlers, which any C++ compiler builds, and AITER's headers, which only the
+// files of a generation, such as aiter_dev18_*.cc, include.
 //
 // A library that serves these structs exports attn_dispatch_aiter(). There are two: the adapter in
 // front of AITER, and the emulator of the tests. Nothing here throws, allocates device memory,

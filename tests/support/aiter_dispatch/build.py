@@ -35,7 +35,7 @@ HIP_HEADERS = Path("/usr/include/hip")
 ARCHS = ("gfx942", "gfx950")
 
 ADAPTER_SOURCES = (
-    *sorted(path.name for path in ADAPTER.glob("aiter_adapter*.cc")), wheel.ENVIRONMENT[0]
+    *(path.name for path in wheel.adapter_sources(ADAPTER, "dev18")), wheel.ENVIRONMENT[0]
 )  # fmt: skip
 V3_SOURCES = tuple(f"asm_fmha_{way}_v3_{arch}.cpp" for way in ("fwd", "bwd") for arch in ARCHS)
 DISPATCH_SOURCES = (
