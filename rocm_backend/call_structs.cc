@@ -211,7 +211,7 @@ void read_dq_acc(const CallSite& site, ArrayReader& arrays, const Sizes& sizes,
     }
   }
   call.dq_acc = dq_acc.data;
-  backward.dq_acc_bytes = dq_acc.bytes;
+  call.dq_acc_bytes = static_cast<int64_t>(dq_acc.bytes);
 }
 
 }  // namespace

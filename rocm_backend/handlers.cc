@@ -158,7 +158,7 @@ struct Execution {
     const AttnAiterBackward& call = backward.call;
     const bool writes_all = call.call.mask == ATTN_AITER_NO_MASK && !call.call.is_group;
     if (!(writes_all && call.is_deterministic)) {
-      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq_acc, 0, backward.dq_acc_bytes));
+      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq_acc, 0, static_cast<size_t>(call.dq_acc_bytes)));
     }
     // On gfx942 and for head dim 64 the 16-bit kernels add to dq itself.
     if (call.accumulator == ATTN_AITER_ATOMIC_16) {

@@ -8,7 +8,7 @@
 namespace attn_dispatch {
 namespace {
 
-// AITER's C++ interface changes with every release; aiter_adapter*.cc is written for this one.
+// AITER's C++ interface changes with every release; aiter_dev18_*.cc is written for this one.
 constexpr char kGeneration[] = "dev18";
 constexpr char kRemedy[] = "build it again with `attn-dispatch build-aiter`";
 

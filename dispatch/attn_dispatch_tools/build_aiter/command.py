@@ -135,7 +135,7 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
     with waiting("Generating the C++ files"):
         forward, backward = generate(source_wheel, arch, filters, work)
     environment = tuple(adapter / name for name in wheel.ENVIRONMENT)
-    sources = (*sorted(adapter.glob("aiter_adapter*.cc")), *environment)
+    sources = (*wheel.adapter_sources(adapter, aiter_folder.GENERATION), *environment)
     print(_plan(forward, backward, len(sources) + 2 * len(environment), jobs))
 
     include = source_wheel.include_flags

@@ -78,6 +78,12 @@ def find() -> Wheel:
     return Wheel(found.version, meta.resolve())
 
 
+def adapter_sources(folder: Path, generation: str) -> tuple[Path, ...]:
+    """This project's sources for a generation of AITER, in the folder of the adapter."""
+    files = generation.replace(".", "_")
+    return (*sorted(folder.glob("aiter_adapter*.cc")), *sorted(folder.glob(f"aiter_{files}_*.cc")))
+
+
 ENVIRONMENT = ("aiter_environment.cc", "aiter_asm_folder.cc")
 """This project's sources that are part of each library, and replace functions that AITER calls."""
 

@@ -15,6 +15,7 @@ API = ROOT / "rocm_backend" / "aiter_api.h"
 _MESSAGE_SIZE = 1024
 _TYPES: dict[str, type] = {
     "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
     "float": ctypes.c_float,
     "const char*": ctypes.c_char_p,
 }
