@@ -10,7 +10,7 @@ from tests.support import aiter_emulated
 from tests.support.aiter_dispatch import api, build
 from tests.support.cdna import disassembler
 from tests.support.cdna.kernels import Gpu
-from tests.support.cdna.machine import Machine, Schedule
+from tests.support.cdna.machine import Machine
 
 
 @pytest.fixture(scope="session")
@@ -28,16 +28,19 @@ def dispatch() -> api.Library:
 
 
 @pytest.fixture
-def gpu_of(machine: Machine, dispatch: api.Library) -> Iterator[Callable[[str], Gpu]]:
-    """A function that makes the handlers' calls run on AITER's kernels for an architecture."""
+def gpu_of(
+    machine: Machine, dispatch: api.Library, without_rewrites: None
+) -> Iterator[Callable[[str], Gpu]]:
+    """A function that makes calls of AITER run on a GPU of an architecture."""
     emulator = aiter_emulated.emulator()
 
-    def made(arch: str, schedule: Schedule = Schedule()) -> Gpu:
+    def made(arch: str) -> Gpu:
+        dispatch.set_hip_version(7)
         dispatch.set_asm_folder(arch, build.asm_folder(arch))
         dispatch.set_gpu(arch)
         emulator.reset()
         emulator.set_arch(arch)
-        gpu = Gpu(dispatch, machine, emulator, schedule)
+        gpu = Gpu(dispatch, machine, emulator)
         emulator.set_server(gpu.serve)
         return gpu
 

@@ -1,4 +1,4 @@
-"""Vector instructions, each against its formula: drawn operands, NaN and denormals, any EXEC mask."""
+"""Vector instructions, each against its formula, for any bits and any EXEC mask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from tests.support.cdna.formulas import (
-    RULES, Rule, bits_of, drawn_bits, drawn_floats, floats, flushed
+    RULES,
+    Rule,
+    bits_of,
+    drawn_bits,
+    drawn_floats,
+    floats,
+    flushed,
 )  # fmt: skip
 from tests.support.cdna.listings import LANES, lanes_of, run, set_exec
 from tests.support.cdna.machine import Machine
@@ -165,7 +171,11 @@ def test_packed_instruction_computes_two_numbers(op: str, low: str, high: str, m
 
 def test_packed_instruction_reads_its_sources_before_it_writes(machine: Machine):
     a, b = drawn_floats(np.random.default_rng(3), 2)
-    text = "v_mov_b32_e32 v64, v8\nv_mov_b32_e32 v65, v9\nv_pk_add_f32 v[64:65], v[64:65], v[64:65] op_sel:[1,1] op_sel_hi:[0,0]"  # noqa: E501
+    text = """
+        v_mov_b32_e32 v64, v8
+        v_mov_b32_e32 v65, v9
+        v_pk_add_f32 v[64:65], v[64:65], v[64:65] op_sel:[1,1] op_sel_hi:[0,0]
+    """
     got = run(machine, text, [a, b], 2).values[0]
     with np.errstate(all="ignore"):
         _assert_close(got[0], bits_of(floats(b) + floats(b)), "float", False)
@@ -174,7 +184,11 @@ def test_packed_instruction_reads_its_sources_before_it_writes(machine: Machine)
 
 def test_choice_by_a_mask(machine: Machine):
     a, b = drawn_bits(np.random.default_rng(4), 2)
-    text = "s_mov_b32 s10, 0x12345678\ns_mov_b32 s11, 0x9abcdef0\nv_cndmask_b32_e64 v64, v8, v9, s[10:11]"
+    text = """
+        s_mov_b32 s10, 0x12345678
+        s_mov_b32 s11, 0x9abcdef0
+        v_cndmask_b32_e64 v64, v8, v9, s[10:11]
+    """
     got = run(machine, text, [a, b]).values[0, 0]
     np.testing.assert_array_equal(got, np.where(lanes_of(0x9ABCDEF012345678), b, a))
     negated = run(machine, text.replace("v8, v9", "v8, -v9"), [a, b]).values[0, 0]
@@ -186,7 +200,9 @@ def test_the_first_active_lane_becomes_scalar(machine: Machine):
     (a,) = drawn_bits(np.random.default_rng(5), 1)
     for mask, lane in ((2**64 - 1, 0), (0xFF000, 12), (1 << 63, 63), (0, 0)):
         everywhere = set_exec(2**64 - 1)
-        text = f"{set_exec(mask)}\nv_readfirstlane_b32 s10, v8\n{everywhere}\nv_mov_b32_e32 v64, s10"
+        text = (
+            f"{set_exec(mask)}\nv_readfirstlane_b32 s10, v8\n{everywhere}\nv_mov_b32_e32 v64, s10"
+        )
         np.testing.assert_array_equal(run(machine, text, [a]).values[0, 0], a[lane])
 
 
@@ -215,7 +231,8 @@ def test_lanes_of_a_quad_are_permuted(machine: Machine):
 @pytest.mark.parametrize("row", [16, 32])
 def test_rows_of_lanes_are_swapped(row: int, machine: Machine):
     a, b = drawn_bits(np.random.default_rng(7), 2)
-    text = f"v_mov_b32_e32 v64, v8\nv_mov_b32_e32 v65, v9\nv_permlane{row}_swap_b32_e32 v64, v65"
+    swap = {16: "v_permlane16_swap_b32_e32", 32: "v_permlane32_swap_b32_e32"}[row]
+    text = f"v_mov_b32_e32 v64, v8\nv_mov_b32_e32 v65, v9\n{swap} v64, v65"
     got = run(machine, text, [a, b], 2).values[0]
     odd = LANES // row % 2 == 1
     np.testing.assert_array_equal(got[0], np.where(odd, b[LANES - row], a))

@@ -11,7 +11,7 @@ _ARCHS = {0x4C: "gfx942", 0x4F: "gfx950"}
 _PROGRAM, _SYMBOLS, _DYNAMIC_SYMBOLS = 1, 2, 11
 _EXECUTABLE = 4
 _USER_SGPRS = (4, 2, 2, 2, 2, 2, 1)
-"""The registers of each thing that the descriptor asks for: its fourth is the arguments' address."""
+"""The registers of each thing that the descriptor asks for: the fourth is the arguments."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ _MOST_VECTOR, _MOST_OTHER = 63, 15
 
 
 class Operand(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_int32) for name in ("kind", "index", "width", "negate", "absolute")
-    ]
+    _fields_ = [(name, ctypes.c_int32) for name in ("kind", "index", "width", "negate", "absolute")]
 
 
 class Instruction(ctypes.Structure):
@@ -44,7 +42,7 @@ class Code:
     """The number of the instruction at each address."""
 
     def vector_registers(self) -> tuple[int, int]:
-        """How many vector registers and accumulators it needs: one more than the highest of each."""
+        """How many vector registers and accumulators the code needs."""
         ends = {
             x.index + x.width
             for instruction in self.instructions

@@ -27,7 +27,8 @@ def library() -> ctypes.CDLL | str:
             continue
         _declare(found)
         return found
-    return f"machine code is not disassembled here: none of {', '.join(LIBRARIES)} (apt install clang-22)"
+    names = ", ".join(LIBRARIES)
+    return f"machine code is not disassembled here: none of {names} (apt install clang-22)"
 
 
 def _declare(llvm: ctypes.CDLL) -> None:

@@ -183,8 +183,9 @@ RULES = {
 
 _EDGES = (0, 1, 2, 15, 31, 32, 33, 0x7FFFFF, 0x800000, 0xFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 _SPECIAL = (
-    0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x807FFFFF, 0x800000, 0x80800000, 0x7F7FFFFF, 0xFF7FFFFF,
-    0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x3F800000, 0xBF800000, 0x4F800000, 0x4F7FFFFF,
+    0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x807FFFFF, 0x800000, 0x80800000, 0x7F7FFFFF,
+    0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x3F800000, 0xBF800000, 0x4F800000,
+    0x4F7FFFFF,
     # Around float16's and bfloat16's ties and limits.
     0x477FE000, 0x477FEFFF, 0x477FF000, 0x47800000, 0x33000000, 0x33000001, 0x33800000, 0x387FC000,
     0x387FE000, 0x38800000, 0x3F801000, 0x3F803000, 0x3F808000, 0x3F818000, 0x3F808001,
@@ -194,7 +195,9 @@ _SPECIAL = (
 def drawn_bits(random: np.random.Generator, rounds: int) -> np.ndarray:
     """Whole numbers [rounds, lanes]: any bits, and edges."""
     drawn = random.integers(0, 2**32, (rounds, 64), np.uint32)
-    return np.where(random.integers(0, 2, drawn.shape), drawn, random.choice(_EDGES, drawn.shape)).astype(np.uint32)
+    return np.where(
+        random.integers(0, 2, drawn.shape), drawn, random.choice(_EDGES, drawn.shape)
+    ).astype(np.uint32)
 
 
 def drawn_floats(random: np.random.Generator, rounds: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.support.aiter_dispatch import api
-from tests.support.cdna.machine import Machine, Schedule, Wrong
+from tests.support.cdna.machine import AT_ONCE, Machine, Schedule, Wrong
 from tests.support.emulator.native import Backward, Emulator, Forward
 
 _DTYPES = (jnp.float16, jnp.bfloat16)
@@ -25,9 +25,9 @@ class Gpu:
     dispatch: api.Library
     machine: Machine
     emulator: Emulator
-    schedule: Schedule = Schedule()
+    schedule: Schedule = AT_ONCE
     ran: list[str] = field(default_factory=list)
-    """The kernels in the order in which they ran."""
+    """The files of ASM's kernels, and "ck" for a call that is CK's, in the order of their calls."""
     instructions: int = 0
     conflicts: list[str] = field(default_factory=list)
 
@@ -54,23 +54,28 @@ class Gpu:
         for record in records:
             name, *rest = record.split()
             if name == "asm":
-                self._run_kernel(Path(rest[1]), *next(launches))
+                path = Path(rest[1])
+                self._run_kernel(path, *next(launches))
+                self.ran.append(path.stem)
             else:
                 _CK_KERNELS[record](call)
-            self.ran.append(rest[0] if rest else name)
+
+    def buffers(self) -> list[tuple[int, int]]:
+        """The start and the bytes of all that the call in progress may touch: XLA's buffers."""
+        return self.emulator.noted_buffers()
 
     def _run_kernel(self, path: Path, sizes: Sequence[int], arguments: bytes) -> None:
         x, y, z, threads = sizes
         kernel, code = self.machine.load(path)
         result = self.machine.run(
             kernel, code, grid=(x, y, z), threads=threads, arguments=arguments,
-            buffers=self.emulator.noted_buffers(), schedule=self.schedule,
+            buffers=self.buffers(), schedule=self.schedule,
         )  # fmt: skip
         self.instructions += result.instructions
         self.conflicts += result.conflicts
 
 
-def _dot_do_o(backward: Backward) -> None:
+def _dot_do_o(backward: ctypes.Structure) -> None:
     """softmax_d, the sum of out and its gradient over the head dim, as CK's kernel computes it."""
     call = backward.call
     out = _at(backward.out, _DTYPES[call.dtype], _shape(call, call.head_dim_v), (
@@ -83,7 +88,7 @@ def _dot_do_o(backward: Backward) -> None:
     sums[...] = (out.astype(np.float32) * grad.astype(np.float32)).sum(-1)
 
 
-def _convert_dq(backward: Backward) -> None:
+def _convert_dq(backward: ctypes.Structure) -> None:
     """The gradient of query, rounded from its float32 sums."""
     call = backward.call
     if backward.accumulator != _ATOMIC_32:

@@ -10,7 +10,7 @@ import numpy as np
 from tests.support.cdna.code_object import CodeObject
 from tests.support.cdna.decoder import decode
 from tests.support.cdna.disassembler import Line
-from tests.support.cdna.machine import Machine, Result, Schedule
+from tests.support.cdna.machine import AT_ONCE, Machine, Result, Schedule
 
 LANES = np.arange(64)
 FIRST_INPUT, FIRST_RESULT = 8, 64
@@ -47,7 +47,7 @@ def run(
     *,
     waves: int = 1,
     flushes_denormals: bool = False,
-    schedule: Schedule = Schedule(),
+    schedule: Schedule = AT_ONCE,
 ) -> Outcome:
     """Run a program in waves of one workgroup.
 
@@ -72,7 +72,8 @@ def run(
     address = memory.ctypes.data
     descriptor = [address & 0xFFFFFFFF, address >> 32, memory.nbytes, 0x20000]
     result = machine.run(
-        _kernel(flushes_denormals), code, grid=(1, 1, 1), threads=64 * waves, schedule=schedule,
+        kernel(flushes_denormals=flushes_denormals), code,
+        grid=(1, 1, 1), threads=64 * waves, schedule=schedule,
         arguments=np.array(descriptor, np.uint32).tobytes(), buffers=[(address, memory.nbytes)],
     )  # fmt: skip
     values = memory[len(rows) :].reshape(waves, results, len(LANES))
@@ -94,7 +95,8 @@ def lanes_of(mask: int) -> np.ndarray:
     return np.array([bool(mask >> lane & 1) for lane in range(64)])
 
 
-def _kernel(flushes_denormals: bool) -> CodeObject:
+def kernel(*, flushes_denormals: bool = False) -> CodeObject:
+    """A program's descriptor: its arguments' address is in s[0:1]."""
     return CodeObject(
         name="listing", arch="gfx950", code=b"", code_address=0, entry=0, lds_bytes=LDS_BYTES,
         kernarg_bytes=16, vgprs=512, first_agpr=256, flushes_denormals=flushes_denormals,

@@ -1,7 +1,7 @@
 // A workgroup's state: the registers of its waves, its LDS, and the accesses that are on their way.
 //
-// A vector instruction is a loop over 64 lanes. A load, store or atomic is queued when it is issued,
-// with the addresses, the stored data and the EXEC mask of that moment, and lands later.
+// A vector instruction is a loop over 64 lanes. A load, store or atomic is queued when it is
+// issued, with the addresses, the stored data and the EXEC mask of that moment, and lands later.
 #pragma once
 
 #include <algorithm>
@@ -45,6 +45,7 @@ struct Launch {
   const Instruction* code;
   const Range* ranges;  // memory that the kernel may touch
   const u32* sgprs;     // before the numbers of the workgroup
+  u64 most_instructions;
   u64 instructions_run, lds_out_of_range;  // results
   i32 length, ranges_length, entry, sgprs_length, group_id_mask;
   i32 grid[3];

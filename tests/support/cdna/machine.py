@@ -41,7 +41,10 @@ class _Launch(ctypes.Structure):
         ("code", ctypes.POINTER(Instruction)),
         ("ranges", ctypes.POINTER(_Range)),
         ("sgprs", ctypes.POINTER(ctypes.c_uint32)),
-        *((x, ctypes.c_uint64) for x in ("instructions_run", "lds_out_of_range")),
+        *(
+            (x, ctypes.c_uint64)
+            for x in ("most_instructions", "instructions_run", "lds_out_of_range")
+        ),
         *(
             (x, ctypes.c_int32)
             for x in ("length", "ranges_length", "entry", "sgprs_length", "group_id_mask")
@@ -75,6 +78,12 @@ class Schedule:
     """Whether using a register before the s_waitcnt that covers its load is an error."""
     fill: int = 0
     """The bits of registers and LDS at the start."""
+    most_instructions: int = 10**9
+    """Of a launch; one that runs more is stopped."""
+
+
+AT_ONCE = Schedule()
+"""Waves take turns, and all takes place when it is issued."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class Machine:
         threads: int,
         arguments: bytes,
         buffers: Sequence[tuple[int, int]],
-        schedule: Schedule = Schedule(),
+        schedule: Schedule = AT_ONCE,
     ) -> Result:
         """Run all workgroups of a launch. `buffers`: address and bytes of what it may touch."""
         if len(arguments) > kernel.kernarg_bytes:
@@ -140,6 +149,7 @@ class Machine:
             entry=code.numbers[kernel.entry], group_id_mask=kernel.group_id_mask,
             grid=grid, threads=threads, lds_bytes=kernel.lds_bytes,
             flushes_denormals=kernel.flushes_denormals,
+            most_instructions=schedule.most_instructions,
             landing=_LANDINGS.index(schedule.landing), lds_queue=schedule.lds_queue,
             quantum=schedule.quantum, seed=schedule.seed, fill=schedule.fill,
             checks=_CHECK_CONFLICTS * schedule.conflicts | _CHECK_REGISTERS * schedule.registers,

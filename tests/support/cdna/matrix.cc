@@ -1,8 +1,8 @@
 // Matrix instructions: D = A·B + C, of M rows, M columns and K products. EXEC is ignored.
 //
 // Lane l holds A's row l % M, and B's column l % M, at k = per_lane·(l / M) and the next, two in a
-// register. It holds column l % M of C and D; register r is row 4·groups·(r / 4) + 4·(l / M) + r % 4.
-// Products are summed in float32 in the order of k; hardware's order is not documented.
+// register. It holds column l % M of C and D; register r is row 4·groups·(r / 4) + 4·(l / M) + r
+// % 4. Products are summed in float32 in the order of k; hardware's order is not documented.
 #include <vector>
 
 #include "ops.h"

@@ -1,8 +1,8 @@
 // Vector memory (vmcnt) lands in the order of issue, LDS (lgkmcnt) too, scalar loads in any order.
 //
-// One wave's accesses to LDS take place in order. With `lds_queue` those of a workgroup do, and only
-// their data arrives late: some kernels read, pass s_barrier, and wait for the data only then, while
-// another wave overwrites it. kTimed is a guess at hardware: memory answers after some time.
+// One wave's accesses to LDS take place in order. With `lds_queue` those of a workgroup do, and
+// only their data arrives late: some kernels read, pass s_barrier, and wait for the data only then,
+// while another wave overwrites it. kTimed is a guess at hardware: memory answers after some time.
 #include "queues.h"
 
 #include "checks.h"

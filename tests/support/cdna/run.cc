@@ -1,4 +1,5 @@
-// A launch: workgroups one after the other, and a workgroup's waves in an order that a seed chooses.
+// A launch: workgroups one after the other, and a workgroup's waves in an order that a seed
+// chooses.
 #include <cstdio>
 #include <limits>
 
@@ -28,7 +29,7 @@ void step(Wave& w) {
   const Op& op = all_ops()[size_t(i.op)];
   if (launch.checks & kCheckRegisters) check_registers(w, i);
   ++w.pc;
-  ++launch.instructions_run;
+  if (++launch.instructions_run > launch.most_instructions) throw Fault("too many instructions");
   w.time += op.cycles;
   op.run(w, i);
   if (launch.landing == kRandom) land_at_random(*w.group);
