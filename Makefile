@@ -12,7 +12,7 @@
 # make docs      the docs as a site, in build/site; a warning is an error
 # make lint      ruff, pyright, clang-format
 # make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
-#                mutate-rocm, refusals, flash-calls, mask-pictures, notebook: each regenerates a file,
+#                mutate-rocm, mutate-cdna, refusals, flash-calls, mask-pictures, notebook: each regenerates a file,
 #                as the table in CONTRIBUTING.md says
 # make wheels    builds wheels of the package and its libraries into build/release/dist
 # make release-check   the same, then installs and tries each in fresh environments: takes long
@@ -51,7 +51,7 @@ ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
 .PHONY: demo serve train finetune check quick-tests test test-older soak sanitize sanitize-quick docs lint \
   wheels release-check support-page models-page reports-page lowered command-outputs mesh-table integrations-table \
-  judged mutate-rocm refusals flash-calls mask-pictures notebook clean
+  judged mutate-rocm mutate-cdna refusals flash-calls mask-pictures notebook clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve train finetune: $(VENV)/cuda-library
@@ -108,7 +108,7 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-
 	  $(VENDORS) $(BIN)/python -m pytest -n auto tests/xla/test_draws.py tests/xla/test_conformance.py \
 	  tests/flash/test_flash.py tests/aiter/test_conformance.py tests/core/test_vmap_draws.py \
 	  tests/core/rewrites/test_paged.py tests/core/rewrites/test_grouped_heads.py \
-	  tests/cdna/test_attention.py
+	  tests/cdna/test_attention.py tests/cdna/test_code_objects.py tests/cdna/test_missing_waits.py
 	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest \
 	  tests/cudnn/test_planning.py tests/cudnn/test_engines.py \
 	  tests/core/rewrites/test_whole_pages.py
@@ -167,6 +167,9 @@ judged: $(VENV)/test-packages $(VENV)/pure-python
 
 mutate-rocm: $(VENV)/test-packages $(VENV)/pure-python
 	$(SCRIPT).mutate_rocm
+
+mutate-cdna: $(VENV)/test-packages $(VENV)/pure-python
+	$(SCRIPT).mutate_cdna
 
 refusals: $(VENV)/cuda-library $(VENV)/test-packages
 	$(SCRIPT).refusals --out tests/results

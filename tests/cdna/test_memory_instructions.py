@@ -164,6 +164,26 @@ def test_loads_to_lds_put_lanes_side_by_side(dwords: int, landing: Landing, mach
     np.testing.assert_array_equal(got, np.where(LANES < 16, np.roll(BITS[0], -16), 0))
 
 
+def test_global_loads_to_lds(machine: Machine):
+    """The address is a vector pair; EXEC chooses the lanes."""
+    text = f"""
+        s_mov_b32 m0, 0x100
+        s_and_b32 s11, s5, 0xffff
+        v_lshlrev_b32_e32 v4, 4, v0
+        v_mov_b32_e32 v5, s11
+        v_add_co_u32_e32 v4, vcc, s4, v4
+        v_addc_co_u32_e64 v5, vcc, v5, 0, vcc
+        {set_exec(0xF)}
+        global_load_lds_dwordx4 v[4:5], off offset:64
+        s_waitcnt vmcnt(0)
+        {set_exec(ALL)}
+        ds_read_b32 v64, v3 offset:{256 + 64}
+        s_waitcnt lgkmcnt(0)
+    """
+    got = run(machine, text, BITS, schedule=Schedule("late", fill=9)).values[0, 0]
+    np.testing.assert_array_equal(got, np.where(LANES < 16, np.roll(BITS[0], -16), 9))
+
+
 @pytest.mark.parametrize("landing", LANDINGS)
 def test_lds_writes_and_reads_of_every_width(landing: Landing, machine: Machine):
     text = f"""

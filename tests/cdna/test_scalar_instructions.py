@@ -34,6 +34,8 @@ ARITHMETIC: dict[str, Arithmetic] = {
     "s_add_u32": lambda a, b, scc: (a + b, a + b >= 2**32),
     "s_addc_u32": lambda a, b, scc: (a + b + scc, a + b + scc >= 2**32),
     "s_sub_u32": lambda a, b, scc: (a - b, b > a),
+    "s_subb_u32": lambda a, b, scc: (a - b - scc, b + scc > a),
+    "s_mul_hi_u32": lambda a, b, scc: (a * b >> 32, scc),
     "s_add_i32": lambda a, b, scc: (a + b, _overflows(_signed(a) + _signed(b))),
     "s_sub_i32": lambda a, b, scc: (a - b, _overflows(_signed(a) - _signed(b))),
     "s_mul_i32": lambda a, b, scc: (a * b, scc),
@@ -53,6 +55,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "s_cmp_ge_i32": lambda a, b: _signed(a) >= _signed(b),
     "s_cmp_eq_u32": lambda a, b: a == b,
     "s_cmp_lt_u32": lambda a, b: a < b,
+    "s_cmp_le_u32": lambda a, b: a <= b,
     "s_cmp_ge_u32": lambda a, b: a >= b,
 }
 

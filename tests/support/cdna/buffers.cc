@@ -59,6 +59,8 @@ void set_addresses(const Wave& w, const Instruction& i, Pending& p) {
 bool is_on(const Pending& p, int lane) { return p.exec >> lane & 1; }
 bool is_in_range(const Pending& p, int lane, int dword) { return p.in_range[lane] >> dword & 1; }
 
+u32 lds_base(const Wave& w, const Instruction& i) { return w.s[kM0] + u32(i.immediate); }
+
 template <int dwords>
 void access_load(Wave& w, Pending& p) {
   for (int l = 0; l < kLanes; ++l) {
@@ -77,7 +79,7 @@ template <int dwords>
 void load(Wave& w, const Instruction& i) {
   Pending& p = issue(w, w.vector_queue, i, access_load<dwords>);
   set_addresses<dwords>(w, i, p);
-  p.lds_base = w.s[kM0] + u32(i.immediate);
+  p.lds_base = lds_base(w, i);
   issued(w, w.vector_queue, i.flags & kToLds ? nullptr : &i.operands[0]);
 }
 
@@ -96,6 +98,19 @@ void store(Wave& w, const Instruction& i) {
   Pending& p = issue(w, w.vector_queue, i, access_store<dwords>);
   set_addresses<dwords>(w, i, p);
   memcpy(p.data, w.v[i.operands[0].index], sizeof p.data[0] * dwords);
+  issued(w, w.vector_queue, nullptr);
+}
+
+// Operands: none, the address, none.
+template <int dwords>
+void global_load_to_lds(Wave& w, const Instruction& i) {
+  Pending& p = issue(w, w.vector_queue, i, access_load<dwords>);
+  const u32(*address)[kLanes] = &w.v[i.operands[1].index];
+  for (int l = 0; l < kLanes; ++l) {
+    p.address[l] = (address[0][l] | u64{address[1][l]} << 32) + u64(i64{i.immediate});
+    p.in_range[l] = (1 << dwords) - 1;
+  }
+  p.lds_base = lds_base(w, i);
   issued(w, w.vector_queue, nullptr);
 }
 
@@ -143,6 +158,7 @@ constexpr Op kOps[] = {
     {"s_load_dwordx2", load_scalar},
     {"buffer_load_dword", load<1>},
     {"buffer_load_dwordx4", load<4>},
+    {"global_load_lds_dwordx4", global_load_to_lds<4>},
     {"buffer_store_dword", store<1>},
     {"buffer_store_dwordx4", store<4>},
     {"buffer_atomic_add_f32", buffer_atomic<add_f32>},

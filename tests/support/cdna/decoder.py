@@ -113,7 +113,7 @@ def _modifiers(op: str, text: str) -> _Parsed:
         return _selected(text)
     found = _WORDS.search(text)
     assert found is not None
-    immediate = flags = 0
+    immediate, flags = 0, _TO_LDS if op.startswith("global_load_lds") else 0
     for word in found[1].split():
         if word.startswith("offset:"):
             immediate = int(word.removeprefix("offset:"))

@@ -67,6 +67,9 @@ constexpr Op kOps[] = {
     {"v_pk_add_f32", packed<[](float a, float b) { return a + b; }>},
     {"v_pk_fma_f32", packed<fused>},
     {"v_cmp_eq_f32", compare<float, [](float a, float b) { return a == b; }>},
+    {"v_cvt_f32_f16", vector<u32, [](u32 a) { return from_f16(u16(a)); }>},
+    {"v_cvt_f32_bf16", vector<u32, [](u32 a) { return from_bf16(u16(a)); }>},
+    {"v_cmp_ge_f32", compare<float, [](float a, float b) { return (a >= b); }>},
     {"v_cmp_u_f32",
      compare<float, [](float a, float b) { return std::isnan(a) || std::isnan(b); }>},
 };

@@ -24,6 +24,7 @@ class Rule:
     suffix: str = "_e32"
     result: str = "bits"
     """bits, mask, or what is compared more loosely: float (any NaN is right), halves, ulp."""
+    flushes_sources: bool = True
 
 
 def floats(bits: Bits) -> np.ndarray:
@@ -128,6 +129,16 @@ def _f32(formula: Formula, sources: int, suffix: str = "_e32", result: str = "fl
     return Rule(formula, sources, True, suffix, result)
 
 
+def _f32_of_half(half: type) -> Rule:
+    """The low half, as a float32 number."""
+
+    def computed(a: np.ndarray) -> np.ndarray:
+        low = (a.view(np.uint32) & 0xFFFF).astype(np.uint16).view(half)
+        return low.astype(np.float32)
+
+    return Rule(computed, 1, True, "_e32", "float", False)
+
+
 def _mask(formula: Formula, is_float: bool = False) -> Rule:
     return Rule(formula, 2, is_float, "_e64", "mask")
 
@@ -170,6 +181,9 @@ RULES = {
     "v_cvt_pkrtz_f16_f32": _f32(_converted(_to_zero_f16), 2, "", "halves"),
     "v_cvt_pk_f16_f32": _f32(_converted(_to_f16), 2, "", "halves"),
     "v_cvt_pk_bf16_f32": _f32(_converted(lambda x: x.astype(jnp.bfloat16)), 2, "", "halves"),
+    "v_cvt_f32_f16": _f32_of_half(np.float16),
+    "v_cvt_f32_bf16": _f32_of_half(jnp.bfloat16),
+    "v_cmp_ge_f32": _mask(lambda a, b: a >= b, True),
     "v_cmp_eq_f32": _mask(lambda a, b: a == b, True),
     "v_cmp_u_f32": _mask(lambda a, b: np.isnan(a) | np.isnan(b), True),
     "v_cmp_eq_u32": _mask(lambda a, b: a == b),

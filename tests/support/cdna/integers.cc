@@ -24,7 +24,37 @@ u32 permute_bytes(u32 high, u32 low, u32 selectors) {
 
 constexpr u32 multiply_24(u32 a, u32 b) { return u32(i32(a << 8) >> 8) * u32(i32(b << 8) >> 8); }
 
+// Operands: the sum, the mask of carries, two numbers and, if `takes_carry`, a mask.
+template <bool takes_carry>
+void add_with_carry(Wave& w, const Instruction& i) {
+  Lanes a(w, i, 2), b(w, i, 3);
+  const u64 carries = takes_carry ? w.pair(i.operands[4].index) : 0;
+  u32 out[kLanes];
+  u64 mask = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    const u64 sum = u64{a.get<u32>(l)} + b.get<u32>(l) + (carries >> l & 1);
+    out[l] = u32(sum);
+    mask |= sum >> 32 << l;
+  }
+  w.put(i.operands[0].index, out, w.exec());
+  w.set_pair(i.operands[1].index, mask & w.exec());
+}
+
+void compare_le_u64(Wave& w, const Instruction& i) {
+  Lanes low_a(w, i, 1), high_a(w, i, 1, 1), low_b(w, i, 2), high_b(w, i, 2, 1);
+  u64 mask = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    const u64 a = low_a.get<u32>(l) | u64{high_a.get<u32>(l)} << 32;
+    const u64 b = low_b.get<u32>(l) | u64{high_b.get<u32>(l)} << 32;
+    mask |= u64{a <= b} << l;
+  }
+  w.set_pair(i.operands[0].index, mask & w.exec());
+}
+
 constexpr Op kOps[] = {
+    {"v_add_co_u32", add_with_carry<false>},
+    {"v_addc_co_u32", add_with_carry<true>},
+    {"v_cmp_le_u64", compare_le_u64},
     {"v_add_u32", bits<[](u32 a, u32 b) { return a + b; }>},
     {"v_add_i32", bits<[](u32 a, u32 b) { return a + b; }>},
     {"v_sub_u32", bits<[](u32 a, u32 b) { return a - b; }>},

@@ -112,17 +112,17 @@ class Machine:
         self._native.cdna_op.restype = ctypes.c_char_p
         names = itertools.takewhile(bool, map(self._native.cdna_op, itertools.count()))
         self.ops = {name.decode(): n for n, name in enumerate(names)}
-        self._loaded: dict[Path, tuple[CodeObject, Code]] = {}
+        self.loaded: dict[Path, tuple[CodeObject, Code]] = {}
 
     def load(self, path: Path) -> tuple[CodeObject, Code]:
         """A code object of a file. Its descriptor must allocate the registers that it names."""
-        if path not in self._loaded:
+        if path not in self.loaded:
             kernel = read(path)
             code = decode(disassemble(kernel.code, kernel.code_address, kernel.arch), self.ops)
             if not _allocates(kernel, code):
                 raise Wrong(f"{path}: registers that its descriptor does not allocate")
-            self._loaded[path] = kernel, code
-        return self._loaded[path]
+            self.loaded[path] = kernel, code
+        return self.loaded[path]
 
     def run(
         self,

@@ -70,6 +70,12 @@ constexpr Op kOps[] = {
        return a - b;
      }>},
     {"s_addk_i32", add_16_bits},
+    {"s_subb_u32", with_scc<[](u32 a, u32 b, bool& scc) {
+       const u64 taken = u64{b} + scc;
+       scc = (taken > a);
+       return u32(a - taken);
+     }>},
+    {"s_mul_hi_u32", plain<[](u32 a, u32 b) { return u32(u64{a} * b >> 32); }>},
     {"s_mul_i32", plain<[](u32 a, u32 b) { return a * b; }>},
     {"s_and_b32", not_zero<[](u32 a, u32 b) { return a & b; }>},
     {"s_or_b32", not_zero<[](u32 a, u32 b) { return a | b; }>},
@@ -85,6 +91,7 @@ constexpr Op kOps[] = {
     {"s_cmp_ge_i32", compare<i32, greater_or_equal>},
     {"s_cmp_eq_u32", compare<u32, equal>},
     {"s_cmp_lt_u32", compare<u32, less>},
+    {"s_cmp_le_u32", compare<u32, less_or_equal>},
     {"s_cmp_ge_u32", compare<u32, greater_or_equal>},
 };
 
