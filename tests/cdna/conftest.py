@@ -10,12 +10,7 @@ from tests.support import aiter_emulated
 from tests.support.aiter_dispatch import api, build
 from tests.support.cdna import disassembler
 from tests.support.cdna.kernels import Gpu
-from tests.support.cdna.machine import Machine
-
-
-@pytest.fixture(scope="session")
-def machine() -> Machine:
-    return Machine()
+from tests.support.cdna.listings import machine
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +23,7 @@ def dispatch() -> api.Library:
 
 
 @pytest.fixture
-def gpu_of(
-    machine: Machine, dispatch: api.Library, without_rewrites: None
-) -> Iterator[Callable[[str], Gpu]]:
+def gpu_of(dispatch: api.Library, without_rewrites: None) -> Iterator[Callable[[str], Gpu]]:
     """A function that makes calls of AITER run on a GPU of an architecture."""
     emulator = aiter_emulated.emulator()
 
@@ -40,7 +33,7 @@ def gpu_of(
         dispatch.set_gpu(arch)
         emulator.reset()
         emulator.set_arch(arch)
-        gpu = Gpu(dispatch, machine, emulator)
+        gpu = Gpu(dispatch, machine(), emulator)
         emulator.set_server(gpu.serve)
         return gpu
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.cdna.decoder import decode
 from tests.support.cdna.formulas import RULES
-from tests.support.cdna.listings import LANES, kernel, listing, run
-from tests.support.cdna.machine import Landing, Machine, Schedule, Wrong
+from tests.support.cdna.listings import LANES, assert_same, kernel, listing, machine, run
+from tests.support.cdna.machine import Landing, Schedule, Wrong
 
 BITS = np.random.default_rng(0).integers(0, 2**32, (1, 64), np.uint32)
 LANDINGS: tuple[Landing, ...] = ("at once", "late", "random", "timed")
@@ -35,32 +35,32 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("load", LOADS)
-def test_register_used_before_its_load_is_waited_for(load: str, use: str, machine: Machine):
+def test_register_used_before_its_load_is_waited_for(load: str, use: str):
     strict = Schedule("late", registers=True)
     text = EARLY.format(load=LOADS[load], use=USES[use])
     with pytest.raises(Wrong, match="v64 is used before its load has been waited for"):
-        run(machine, text, BITS, 2, schedule=strict)
-    run(machine, text.replace(USES[use], "s_waitcnt vmcnt(0) lgkmcnt(0)"), BITS, 2, schedule=strict)
+        run(text, BITS, 2, schedule=strict)
+    run(text.replace(USES[use], "s_waitcnt vmcnt(0) lgkmcnt(0)"), BITS, 2, schedule=strict)
 
 
-def test_scalar_register_used_before_its_load_is_waited_for(machine: Machine):
+def test_scalar_register_used_before_its_load_is_waited_for():
     text = "s_and_b32 s5, s5, 0xffff\ns_load_dwordx2 s[10:11], s[4:5], 0x0\ns_mov_b32 s12, s11"
     with pytest.raises(Wrong, match="s11 is used before its load has been waited for"):
-        run(machine, text, BITS, schedule=Schedule("late", registers=True))
-    run(machine, text.replace("s_mov", "s_waitcnt lgkmcnt(0)\ns_mov"), BITS,
+        run(text, BITS, schedule=Schedule("late", registers=True))
+    run(text.replace("s_mov", "s_waitcnt lgkmcnt(0)\ns_mov"), BITS,
         schedule=Schedule("late", registers=True))  # fmt: skip
 
 
-def test_late_data_is_late_without_the_check_too(machine: Machine):
+def test_late_data_is_late_without_the_check_too():
     text = EARLY.format(load=LOADS["buffer"], use=USES["read"])
-    at_once = run(machine, text, BITS, 2).values[0]
-    np.testing.assert_array_equal(at_once[1], BITS[0])
-    late = run(machine, text, BITS, 2, schedule=Schedule("late")).values[0]
-    np.testing.assert_array_equal(late[1], 7)
-    np.testing.assert_array_equal(late[0], BITS[0])
+    at_once = run(text, BITS, 2).values[0]
+    assert_same(at_once[1], BITS[0])
+    late = run(text, BITS, 2, schedule=Schedule("late")).values[0]
+    assert_same(late[1], 7)
+    assert_same(late[0], BITS[0])
 
 
-def test_wait_counts_what_may_be_left(machine: Machine):
+def test_wait_counts_what_may_be_left():
     """Vector loads land in the order of their issue: vmcnt(1) covers the first of two."""
     text = """
         buffer_load_dword v64, v3, s[4:7], 0 offen
@@ -70,19 +70,19 @@ def test_wait_counts_what_may_be_left(machine: Machine):
         s_waitcnt vmcnt(0)
     """
     strict = Schedule("late", registers=True)
-    got = run(machine, text.format(1), BITS, 3, schedule=strict).values[0]
-    np.testing.assert_array_equal(got[2], BITS[0])
+    got = run(text.format(1), BITS, 3, schedule=strict).values[0]
+    assert_same(got[2], BITS[0])
     with pytest.raises(Wrong, match="v64 is used"):
-        run(machine, text.format(2), BITS, 3, schedule=strict)
+        run(text.format(2), BITS, 3, schedule=strict)
     lds = text.replace("buffer_load_dword", "ds_read_b32").replace(", s[4:7], 0 offen", "")
     lds = lds.replace("vmcnt", "lgkmcnt")
-    run(machine, lds.format(1), BITS, 3, schedule=strict)
+    run(lds.format(1), BITS, 3, schedule=strict)
     with pytest.raises(Wrong, match="v64 is used"):
-        run(machine, lds.format(2), BITS, 3, schedule=strict)
+        run(lds.format(2), BITS, 3, schedule=strict)
 
 
 @pytest.mark.parametrize("landing", LANDINGS)
-def test_store_takes_its_data_at_its_issue(landing: Landing, machine: Machine):
+def test_store_takes_its_data_at_its_issue(landing: Landing):
     text = """
         v_mov_b32_e32 v10, v8
         buffer_store_dword v10, v3, s[4:7], 0 offen offset:256
@@ -92,9 +92,9 @@ def test_store_takes_its_data_at_its_issue(landing: Landing, machine: Machine):
         s_waitcnt vmcnt(0) lgkmcnt(0)
     """
     inputs = [BITS[0], np.zeros(64, np.uint32)]
-    outcome = run(machine, text, inputs, schedule=Schedule(landing, seed=1))
-    np.testing.assert_array_equal(outcome.memory[1], BITS[0])
-    np.testing.assert_array_equal(outcome.values[0, 0], BITS[0])
+    outcome = run(text, inputs, schedule=Schedule(landing, seed=1))
+    assert_same(outcome.memory[1], BITS[0])
+    assert_same(outcome.values[0, 0], BITS[0])
 
 
 EXCHANGE = """
@@ -113,42 +113,40 @@ WRITE = "ds_write_b32 v10, v11"
 
 @pytest.mark.parametrize("seed", [-1, 0, 1, 2])
 @pytest.mark.parametrize("landing", LANDINGS)
-def test_waves_meet_at_barriers(landing: Landing, seed: int, machine: Machine):
+def test_waves_meet_at_barriers(landing: Landing, seed: int):
     schedule = Schedule(landing, seed=seed, quantum=2, conflicts=True)
     text = EXCHANGE.format(write=WRITE, barrier="s_barrier")
-    outcome = run(machine, text, waves=2, schedule=schedule)
+    outcome = run(text, waves=2, schedule=schedule)
     assert outcome.result.conflicts == []
-    np.testing.assert_array_equal(outcome.values[0], 1)
-    np.testing.assert_array_equal(outcome.values[1], 0)
+    assert_same(outcome.values[0], 1)
+    assert_same(outcome.values[1], 0)
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 1, 2])
 @pytest.mark.parametrize("landing", LANDINGS)
-def test_missing_barrier_is_noticed_in_any_order(landing: Landing, seed: int, machine: Machine):
+def test_missing_barrier_is_noticed_in_any_order(landing: Landing, seed: int):
     schedule = Schedule(landing, seed=seed, quantum=2, conflicts=True)
     text = EXCHANGE.format(write=WRITE, barrier="s_nop 0")
-    (conflict, *_) = run(machine, text, waves=2, schedule=schedule).result.conflicts
+    (conflict, *_) = run(text, waves=2, schedule=schedule).result.conflicts
     assert "barriers passed 0 to 0" in conflict
     assert ("cycles apart" in conflict) == (landing == "timed")
 
 
-def test_overwritten_reads_and_equal_writes(machine: Machine):
+def test_overwritten_reads_and_equal_writes():
     """A write that may overtake a read conflicts; writes of one value do not, unless read."""
     checked = Schedule(conflicts=True)
     read_then_write = (
         "ds_read_b32 v64, v3\ns_waitcnt lgkmcnt(0)\n{}\nds_write_b32 v3, v2\ns_waitcnt lgkmcnt(0)"
     )
-    assert run(machine, read_then_write.format(""), waves=2, schedule=checked).result.conflicts
+    assert run(read_then_write.format(""), waves=2, schedule=checked).result.conflicts
     ordered = read_then_write.format("s_barrier").replace(
         "ds_write_b32 v3, v2", "ds_write_b32 v3, v0"
     )
-    assert run(machine, ordered, waves=2, schedule=checked).result.conflicts == []
-    assert run(
-        machine, read_then_write.format("s_barrier"), waves=2, schedule=checked
-    ).result.conflicts
+    assert run(ordered, waves=2, schedule=checked).result.conflicts == []
+    assert run(read_then_write.format("s_barrier"), waves=2, schedule=checked).result.conflicts
 
 
-def test_read_that_lands_after_a_barrier(machine: Machine):
+def test_read_that_lands_after_a_barrier():
     """A wave may pass a barrier with a read outstanding. If LDS takes accesses in the order of
     their issue, the read is before another wave's next write; if not, it is a conflict."""
     text = """
@@ -161,31 +159,31 @@ def test_read_that_lands_after_a_barrier(machine: Machine):
         s_waitcnt lgkmcnt(0)
     """
     late = Schedule("late", seed=-1, conflicts=True)
-    assert run(machine, text, waves=2, schedule=late).result.conflicts == []
+    assert run(text, waves=2, schedule=late).result.conflicts == []
     unordered = Schedule("late", seed=-1, conflicts=True, lds_queue=False)
-    outcome = run(machine, text, waves=2, schedule=unordered)
+    outcome = run(text, waves=2, schedule=unordered)
     assert outcome.result.conflicts
-    np.testing.assert_array_equal(outcome.values[0, 0], 4 * LANES)  # wave 1 was first
+    assert_same(outcome.values[0, 0], 4 * LANES)  # wave 1 was first
 
 
-def test_loads_to_lds_are_waited_for_by_their_wave(machine: Machine):
+def test_loads_to_lds_are_waited_for_by_their_wave():
     """The data is in LDS after vmcnt, and in another wave's sight after a barrier."""
     write = "s_mul_i32 s10, s8, 0x100\ns_mov_b32 m0, s10\nbuffer_load_dword v3, s[4:7], 0 offen lds"
     right = EXCHANGE.format(write=write, barrier="s_barrier")
     strict = Schedule("late", conflicts=True)
-    outcome = run(machine, right, BITS, waves=2, schedule=strict)
+    outcome = run(right, BITS, waves=2, schedule=strict)
     assert outcome.result.conflicts == []
-    np.testing.assert_array_equal(outcome.values[:, 0], [BITS[0], BITS[0]])
+    assert_same(outcome.values[:, 0], [BITS[0], BITS[0]])
     too_early = right.replace("s_waitcnt vmcnt(0) lgkmcnt(0)", "s_nop 0")
-    assert run(machine, too_early, BITS, waves=2, schedule=strict).result.conflicts
+    assert run(too_early, BITS, waves=2, schedule=strict).result.conflicts
 
 
-def test_registers_and_lds_start_with_the_fill(machine: Machine):
+def test_registers_and_lds_start_with_the_fill():
     text = (
         "v_mov_b32_e32 v64, v99\nv_mov_b32_e32 v65, s90\nds_read_b32 v66, v3\ns_waitcnt lgkmcnt(0)"
     )
-    got = run(machine, text, results=3, schedule=Schedule(fill=0x7FC00BAD)).values
-    np.testing.assert_array_equal(got, 0x7FC00BAD)
+    got = run(text, results=3, schedule=Schedule(fill=0x7FC00BAD)).values
+    assert_same(got, 0x7FC00BAD)
 
 
 UNKNOWN = (
@@ -201,9 +199,9 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("text, named", UNKNOWN)
-def test_unknown_instructions_and_modifiers_are_refused(text: str, named: str, machine: Machine):
+def test_unknown_instructions_and_modifiers_are_refused(text: str, named: str):
     with pytest.raises(NotImplementedError, match=named):
-        decode(listing(text), machine.ops)
+        decode(listing(text), machine().ops)
 
 
 NOT_MODELLED = (
@@ -219,31 +217,31 @@ NOT_MODELLED = (
 
 
 @pytest.mark.parametrize("text, sentence", NOT_MODELLED)
-def test_what_is_not_modelled_is_refused_when_it_runs(text: str, sentence: str, machine: Machine):
+def test_what_is_not_modelled_is_refused_when_it_runs(text: str, sentence: str):
     with pytest.raises(Wrong, match=sentence):
-        run(machine, text, BITS)
+        run(text, BITS)
 
 
-def test_program_without_end_is_noticed(machine: Machine):
+def test_program_without_end_is_noticed():
     with pytest.raises(Wrong, match="too many instructions"):
-        run(machine, "s_branch 65535", schedule=Schedule(most_instructions=10_000))
+        run("s_branch 65535", schedule=Schedule(most_instructions=10_000))
     with pytest.raises(Wrong, match="the program counter left the code"):
-        machine.run(
-            kernel(), decode(listing("s_nop 0"), machine.ops), grid=(1, 1, 1), threads=64,
+        machine().run(
+            kernel(), decode(listing("s_nop 0"), machine().ops), grid=(1, 1, 1), threads=64,
             arguments=b"", buffers=[],
         )  # fmt: skip
-    run(machine, "s_endpgm\ns_branch 65535")
+    run("s_endpgm\ns_branch 65535")
 
 
-def test_arguments_longer_than_the_kernels_are_noticed(machine: Machine):
+def test_arguments_longer_than_the_kernels_are_noticed():
     with pytest.raises(Wrong, match="expected 16 bytes of arguments, got 17"):
-        machine.run(
-            kernel(), decode(listing("s_endpgm"), machine.ops), grid=(1, 1, 1), threads=64,
+        machine().run(
+            kernel(), decode(listing("s_endpgm"), machine().ops), grid=(1, 1, 1), threads=64,
             arguments=bytes(17), buffers=[],
         )  # fmt: skip
 
 
-def test_every_instruction_is_named_in_a_test(machine: Machine):
+def test_every_instruction_is_named_in_a_test():
     """The vector instructions with formulas are tested one by one, others by name."""
     texts = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    assert [op for op in machine.ops if op not in RULES and op not in texts] == []
+    assert [op for op in machine().ops if op not in RULES and op not in texts] == []

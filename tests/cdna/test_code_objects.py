@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.aiter_dispatch import build
 from tests.support.cdna.code_object import read
-from tests.support.cdna.machine import Machine
+from tests.support.cdna.listings import machine
 from tests.support.extent import EVERY_SIZE
 
 OF_FLOAT8 = "_fp8"
@@ -23,14 +23,14 @@ def _folders() -> list[Path]:
 
 
 @pytest.mark.usefixtures("dispatch")
-def test_every_kernel_is_known(machine: Machine):
+def test_every_kernel_is_known():
     for folder in _folders():
         paths = sorted(folder.glob("fmha_v3_*/**/*.co"))
         assert len(paths) > 100
         for path in paths[:: 1 if EVERY_SIZE else 9]:
             if OF_FLOAT8 in path.name:
                 continue
-            kernel, _ = machine.load(path)
+            kernel, _ = machine().load(path)
             assert kernel.arch == folder.name
             assert kernel.lds_bytes <= {"gfx942": 65536, "gfx950": 163840}[kernel.arch], path
 

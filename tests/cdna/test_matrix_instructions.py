@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.cdna.listings import LANES, run, set_exec
-from tests.support.cdna.machine import Machine
+from tests.support.cdna.listings import LANES, assert_same, run, set_exec
 
 SHAPES = {
     "v_mfma_f32_32x32x8_bf16": (32, 8),
@@ -70,7 +69,7 @@ class Product:
         return np.stack([d[self.place(r)] for r in range(self.registers)])
 
     def run(
-        self, machine: Machine, *, file: str = "v", c: str = "", before: str = "", result: int = 128
+        self, *, file: str = "v", c: str = "", before: str = "", result: int = 128
     ) -> np.ndarray:
         """The result. `file`: of the sources, v or a; `c`: in place of C's registers; `result`: the
         first register that is written."""
@@ -87,7 +86,7 @@ class Product:
             set_exec(2**64 - 1),
             *(f"v_mov_b32_e32 v{64 + n}, v{result + n}" for n in range(self.registers)),
         ])  # fmt: skip
-        return run(machine, text, inputs, self.registers).values[0].view(np.float32)
+        return run(text, inputs, self.registers).values[0].view(np.float32)
 
 
 def _whole(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -101,44 +100,44 @@ def _normal(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("file", "va")
 @pytest.mark.parametrize("op", SHAPES)
-def test_every_number_is_in_its_lane_and_register(op: str, file: str, machine: Machine):
+def test_every_number_is_in_its_lane_and_register(op: str, file: str):
     product = Product.drawn(op, _whole)
-    np.testing.assert_array_equal(product.run(machine, file=file), product.expected())
+    assert_same(product.run(file=file), product.expected())
 
 
 @pytest.mark.parametrize("op", SHAPES)
-def test_sums_are_of_float32(op: str, machine: Machine):
+def test_sums_are_of_float32(op: str):
     product = Product.drawn(op, _normal)
-    np.testing.assert_allclose(product.run(machine), product.expected(), atol=1e-5)
+    np.testing.assert_allclose(product.run(), product.expected(), atol=1e-5)
 
 
 @pytest.mark.parametrize("op", SHAPES)
-def test_exec_is_ignored_and_c_may_be_zero(op: str, machine: Machine):
+def test_exec_is_ignored_and_c_may_be_zero(op: str):
     product = Product.drawn(op, _whole)
-    got = product.run(machine, c="0", before=set_exec(0xF0))
+    got = product.run(c="0", before=set_exec(0xF0))
     without = Product(op, product.a, product.b, 0 * product.c)
-    np.testing.assert_array_equal(got, without.expected())
+    assert_same(got, without.expected())
 
 
 @pytest.mark.parametrize("op", SHAPES)
-def test_denormal_numbers_count(op: str, machine: Machine):
+def test_denormal_numbers_count(op: str):
     """The MODE register's flushing does not apply to matrix instructions."""
     smallest = 2.0**-24 if op.endswith("_f16") else 2.0**-133
     product = Product.drawn(op, lambda random, shape: smallest * _whole(random, shape))
     ones = Product(op, product.a, (0 * product.b + 1).astype(product.b.dtype), 0 * product.c)
     assert np.any(ones.expected())
-    np.testing.assert_array_equal(ones.run(machine), ones.expected().astype(np.float32))
+    assert_same(ones.run(), ones.expected().astype(np.float32))
 
 
 @pytest.mark.parametrize("op", SHAPES)
-def test_infinities_and_nan_reach_their_rows_and_columns(op: str, machine: Machine):
+def test_infinities_and_nan_reach_their_rows_and_columns(op: str):
     product = Product.drawn(op, _whole)
     product.a[3, 2], product.b[5, 7], product.c[1, 4] = np.inf, np.nan, -np.inf
-    np.testing.assert_array_equal(product.run(machine), product.expected())
+    assert_same(product.run(), product.expected())
 
 
 @pytest.mark.parametrize("op", SHAPES)
-def test_result_may_replace_its_sources(op: str, machine: Machine):
+def test_result_may_replace_its_sources(op: str):
     """All sources are read before anything is written."""
     product = Product.drawn(op, _whole)
-    np.testing.assert_array_equal(product.run(machine, result=8), product.expected())
+    assert_same(product.run(result=8), product.expected())

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.support.cdna.formulas import floats
-from tests.support.cdna.listings import LANES, LDS_BYTES, lanes_of, run, set_exec
-from tests.support.cdna.machine import Landing, Machine, Schedule, Wrong
+from tests.support.cdna.listings import LANES, LDS_BYTES, assert_same, lanes_of, run, set_exec
+from tests.support.cdna.machine import Landing, Schedule, Wrong
 
 BITS = np.random.default_rng(0).integers(0, 2**32, (8, 64), np.uint32)
 LANDINGS: tuple[Landing, ...] = ("at once", "late", "random", "timed")
@@ -16,7 +16,7 @@ MASK = 0x00F0_FFFF_1234_5678
 ALL = 2**64 - 1
 
 
-def test_offsets_of_a_buffer_load_are_added(machine: Machine):
+def test_offsets_of_a_buffer_load_are_added():
     text = """
         s_mov_b32 s10, 0x100
         buffer_load_dword v64, v3, s[4:7], 0 offen
@@ -27,15 +27,15 @@ def test_offsets_of_a_buffer_load_are_added(machine: Machine):
         buffer_load_dwordx4 v[68:71], v4, s[4:7], 0 offen offset:16
         s_waitcnt vmcnt(0)
     """
-    got = run(machine, text, BITS, 8).values[0]
+    got = run(text, BITS, 8).values[0]
     for n, row in enumerate((0, 1, 3)):
-        np.testing.assert_array_equal(got[n], BITS[row])
-    np.testing.assert_array_equal(got[3], BITS[1, 3])
+        assert_same(got[n], BITS[row])
+    assert_same(got[3], BITS[1, 3])
     words = BITS.reshape(-1)[4 * LANES[:, None] + np.arange(4, 8)]
-    np.testing.assert_array_equal(got[4:8], words.T)
+    assert_same(got[4:8], words.T)
 
 
-def test_range_of_a_buffer_counts_bytes_or_records(machine: Machine):
+def test_range_of_a_buffer_counts_bytes_or_records():
     """What is out of range is 0, dword by dword; the scalar offset counts."""
     by_bytes = """
         v_mov_b32_e32 v64, 7
@@ -47,12 +47,12 @@ def test_range_of_a_buffer_counts_bytes_or_records(machine: Machine):
         buffer_load_dwordx4 v[66:69], v4, s[4:7], 0 offen
         s_waitcnt vmcnt(0)
     """
-    got = run(machine, by_bytes, BITS, 6).values[0]
-    np.testing.assert_array_equal(got[0], np.where(LANES < 20, BITS[0], 0))
-    np.testing.assert_array_equal(got[1], np.where(LANES < 12, np.roll(BITS[0], -8), 0))
+    got = run(by_bytes, BITS, 6).values[0]
+    assert_same(got[0], np.where(LANES < 20, BITS[0], 0))
+    assert_same(got[1], np.where(LANES < 12, np.roll(BITS[0], -8), 0))
     for n in range(4):
         place = 2 * LANES + n
-        np.testing.assert_array_equal(got[2 + n], np.where(place < 20, BITS[0][place % 64], 0))
+        assert_same(got[2 + n], np.where(place < 20, BITS[0][place % 64], 0))
     by_records = """
         s_and_b32 s5, s5, 0xffff
         s_or_b32 s5, s5, 0x80000
@@ -62,13 +62,13 @@ def test_range_of_a_buffer_counts_bytes_or_records(machine: Machine):
         s_and_b32 s5, s5, 0xffff
         s_waitcnt vmcnt(0)
     """
-    got = run(machine, by_records, BITS, 2).values[0]
+    got = run(by_records, BITS, 2).values[0]
     for n in range(2):
         even = BITS[0][(2 * LANES + n) % 64]
-        np.testing.assert_array_equal(got[n], np.where(LANES < 10, even, 0))
+        assert_same(got[n], np.where(LANES < 10, even, 0))
 
 
-def test_inactive_lanes_load_and_store_nothing(machine: Machine):
+def test_inactive_lanes_load_and_store_nothing():
     text = f"""
         v_mov_b32_e32 v64, 7
         {set_exec(MASK)}
@@ -77,12 +77,12 @@ def test_inactive_lanes_load_and_store_nothing(machine: Machine):
         s_waitcnt vmcnt(0)
         {set_exec(ALL)}
     """
-    outcome, on = run(machine, text, BITS), lanes_of(MASK)
-    np.testing.assert_array_equal(outcome.values[0, 0], np.where(on, BITS[0], 7))
-    np.testing.assert_array_equal(outcome.memory[2], np.where(on, BITS[1], BITS[2]))
+    outcome, on = run(text, BITS), lanes_of(MASK)
+    assert_same(outcome.values[0, 0], np.where(on, BITS[0], 7))
+    assert_same(outcome.memory[2], np.where(on, BITS[1], BITS[2]))
 
 
-def test_stores_of_one_and_four_dwords_end_at_the_range(machine: Machine):
+def test_stores_of_one_and_four_dwords_end_at_the_range():
     text = """
         v_lshlrev_b32_e32 v4, 4, v0
         s_mov_b32 s6, 0x208
@@ -90,11 +90,11 @@ def test_stores_of_one_and_four_dwords_end_at_the_range(machine: Machine):
         buffer_store_dword v8, v3, s[4:7], 0 offen offset:256
         s_waitcnt vmcnt(0)
     """
-    memory = run(machine, text, BITS).memory
+    memory = run(text, BITS).memory
     expected = BITS.reshape(-1).copy()
     expected[:130] = BITS[4:8].T.reshape(-1)[:130]
     expected[64:128] = BITS[0]
-    np.testing.assert_array_equal(memory.reshape(-1), expected)
+    assert_same(memory.reshape(-1), expected)
 
 
 def _sum_f32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -116,7 +116,7 @@ ATOMICS = {
 
 @pytest.mark.parametrize("landing", LANDINGS)
 @pytest.mark.parametrize("op", ATOMICS)
-def test_atomics_add_to_memory(op: str, landing: Landing, machine: Machine):
+def test_atomics_add_to_memory(op: str, landing: Landing):
     """Each active lane adds to its own dword, and once more all to one."""
     dtype = np.float32 if op.endswith("f32") else jnp.bfloat16 if "bf16" in op else np.float16
     random = np.random.default_rng(1)
@@ -139,16 +139,16 @@ def test_atomics_add_to_memory(op: str, landing: Landing, machine: Machine):
         s_waitcnt vmcnt(0)
         {set_exec(ALL)}
     """
-    memory = run(machine, text, [*rows, ones], schedule=Schedule(landing, seed=2)).memory
+    memory = run(text, [*rows, ones], schedule=Schedule(landing, seed=2)).memory
     on = lanes_of(MASK)
-    np.testing.assert_array_equal(memory[0], np.where(on, ATOMICS[op](*rows[:2]), rows[0]))
-    np.testing.assert_array_equal(memory[2, :1].view(dtype).astype(np.float32), on.sum())
+    assert_same(memory[0], np.where(on, ATOMICS[op](*rows[:2]), rows[0]))
+    assert_same(memory[2, :1].view(dtype).astype(np.float32), on.sum())
     assert not memory[2, 1:].any()
 
 
 @pytest.mark.parametrize("landing", LANDINGS)
 @pytest.mark.parametrize("dwords", [1, 4])
-def test_loads_to_lds_put_lanes_side_by_side(dwords: int, landing: Landing, machine: Machine):
+def test_loads_to_lds_put_lanes_side_by_side(dwords: int, landing: Landing):
     """At M0 and the instruction's offset; what is out of the buffer's range is 0 there."""
     size = "" if dwords == 1 else "x4"
     text = f"""
@@ -160,11 +160,11 @@ def test_loads_to_lds_put_lanes_side_by_side(dwords: int, landing: Landing, mach
         ds_read_b32 v64, v3 offset:{256 + 64}
         s_waitcnt lgkmcnt(0)
     """
-    got = run(machine, text, BITS, schedule=Schedule(landing, seed=3, fill=9)).values[0, 0]
-    np.testing.assert_array_equal(got, np.where(LANES < 16, np.roll(BITS[0], -16), 0))
+    got = run(text, BITS, schedule=Schedule(landing, seed=3, fill=9)).values[0, 0]
+    assert_same(got, np.where(LANES < 16, np.roll(BITS[0], -16), 0))
 
 
-def test_global_loads_to_lds(machine: Machine):
+def test_global_loads_to_lds():
     """The address is a vector pair; EXEC chooses the lanes."""
     text = f"""
         s_mov_b32 m0, 0x100
@@ -180,12 +180,12 @@ def test_global_loads_to_lds(machine: Machine):
         ds_read_b32 v64, v3 offset:{256 + 64}
         s_waitcnt lgkmcnt(0)
     """
-    got = run(machine, text, BITS, schedule=Schedule("late", fill=9)).values[0, 0]
-    np.testing.assert_array_equal(got, np.where(LANES < 16, np.roll(BITS[0], -16), 9))
+    got = run(text, BITS, schedule=Schedule("late", fill=9)).values[0, 0]
+    assert_same(got, np.where(LANES < 16, np.roll(BITS[0], -16), 9))
 
 
 @pytest.mark.parametrize("landing", LANDINGS)
-def test_lds_writes_and_reads_of_every_width(landing: Landing, machine: Machine):
+def test_lds_writes_and_reads_of_every_width(landing: Landing):
     text = f"""
         v_lshlrev_b32_e32 v4, 4, v0
         v_mov_b32_e32 v64, 7
@@ -199,15 +199,15 @@ def test_lds_writes_and_reads_of_every_width(landing: Landing, machine: Machine)
         ds_read_b64 v[69:70], v4 offset:72
         s_waitcnt lgkmcnt(0)
     """
-    got = run(machine, text, BITS, 7, schedule=Schedule(landing, seed=4)).values[0]
+    got = run(text, BITS, 7, schedule=Schedule(landing, seed=4)).values[0]
     on = lanes_of(MASK)
-    np.testing.assert_array_equal(got[0], np.where(on, BITS[1], 7))
-    np.testing.assert_array_equal(got[1], np.where(on, BITS[6], BITS[0]))
-    np.testing.assert_array_equal(got[2:5], BITS[[1, 4, 5]])
-    np.testing.assert_array_equal(got[5:], BITS[4:6])
+    assert_same(got[0], np.where(on, BITS[1], 7))
+    assert_same(got[1], np.where(on, BITS[6], BITS[0]))
+    assert_same(got[2:5], BITS[[1, 4, 5]])
+    assert_same(got[5:], BITS[4:6])
 
 
-def test_lds_out_of_range_reads_zero_and_keeps_nothing(machine: Machine):
+def test_lds_out_of_range_reads_zero_and_keeps_nothing():
     text = f"""
         v_mov_b32_e32 v64, 7
         v_mov_b32_e32 v65, 7
@@ -216,13 +216,13 @@ def test_lds_out_of_range_reads_zero_and_keeps_nothing(machine: Machine):
         ds_read_b32 v65, v3
         s_waitcnt lgkmcnt(0)
     """
-    outcome = run(machine, text, BITS, 2, schedule=Schedule(fill=3))
-    np.testing.assert_array_equal(outcome.values[0, 0], np.where(LANES < 8, BITS[0], 0))
-    np.testing.assert_array_equal(outcome.values[0, 1], 3)
+    outcome = run(text, BITS, 2, schedule=Schedule(fill=3))
+    assert_same(outcome.values[0, 0], np.where(LANES < 8, BITS[0], 0))
+    assert_same(outcome.values[0, 1], 3)
     assert outcome.result.lds_out_of_range == 2 * 56
 
 
-def test_lds_transposed_read(machine: Machine):
+def test_lds_transposed_read():
     """Each 16 lanes' 16 rows of 4 half words are read as 4 rows of 16, transposed."""
     text = """
         v_lshlrev_b32_e32 v10, 3, v0
@@ -230,14 +230,14 @@ def test_lds_transposed_read(machine: Machine):
         ds_read_b64_tr_b16 v[64:65], v10 offset:512
         s_waitcnt lgkmcnt(0)
     """
-    got = run(machine, text, BITS[:2], 2).values[0]
+    got = run(text, BITS[:2], 2).values[0]
     source, moved = (np.ascontiguousarray(x.T).view(np.uint16) for x in (BITS[:2], got))
     for lane in range(64):
         block = source[lane & ~15 : (lane & ~15) + 16].reshape(4, 16)
-        np.testing.assert_array_equal(moved[lane], block[:, lane % 16])
+        assert_same(moved[lane], block[:, lane % 16])
 
 
-def test_lanes_send_their_numbers_to_other_lanes(machine: Machine):
+def test_lanes_send_their_numbers_to_other_lanes():
     """The last lane that sends to a lane wins; a lane to which none sends gets 0."""
     text = f"""
         v_lshlrev_b32_e32 v10, 3, v0
@@ -246,12 +246,12 @@ def test_lanes_send_their_numbers_to_other_lanes(machine: Machine):
         s_waitcnt lgkmcnt(0)
         {set_exec(ALL)}
     """
-    got = run(machine, "v_mov_b32_e32 v64, 5\n" + text, BITS[:1]).values[0, 0]
+    got = run("v_mov_b32_e32 v64, 5\n" + text, BITS[:1]).values[0, 0]
     expected = np.zeros(64, np.uint32)
     expected[::2] = BITS[0, 32:]
     expected[16] = BITS[0, 8]  # lane 40 is inactive
     expected[40] = 5
-    np.testing.assert_array_equal(got, expected)
+    assert_same(got, expected)
 
 
 WRONG_ADDRESSES = (
@@ -265,17 +265,17 @@ WRONG_ADDRESSES = (
 
 
 @pytest.mark.parametrize("sentence, text", WRONG_ADDRESSES)
-def test_wrong_addresses_are_noticed(sentence: str, text: str, machine: Machine):
+def test_wrong_addresses_are_noticed(sentence: str, text: str):
     with pytest.raises(Wrong, match=sentence):
-        run(machine, text + "\ns_waitcnt vmcnt(0) lgkmcnt(0)", BITS)
+        run(text + "\ns_waitcnt vmcnt(0) lgkmcnt(0)", BITS)
 
 
-def test_one_byte_past_a_buffer_is_noticed(machine: Machine):
+def test_one_byte_past_a_buffer_is_noticed():
     """The descriptor of the buffer may be too long; the memory is not."""
     text = (
         "s_mov_b32 s6, 0x10000\nbuffer_load_dword v64, off, s[4:7], 0 offset:{}\ns_waitcnt vmcnt(0)"
     )
     size = 9 * 256  # eight rows of inputs, and the result
-    run(machine, text.format(size - 4), BITS)
+    run(text.format(size - 4), BITS)
     with pytest.raises(Wrong, match="in no buffer"):
-        run(machine, text.format(size), BITS)
+        run(text.format(size), BITS)

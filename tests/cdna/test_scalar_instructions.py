@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.support.cdna.listings import run
-from tests.support.cdna.machine import Machine
+from tests.support.cdna.listings import assert_same, run
 
 _EDGES = (0, 1, 2, 31, 32, 33, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 ROUNDS = 24
@@ -82,39 +81,39 @@ _KEEP_SCC = "s_cselect_b32 s13, 1, 0"
 
 @pytest.mark.parametrize("scc", [False, True])
 @pytest.mark.parametrize("op", ARITHMETIC)
-def test_arithmetic(op: str, scc: bool, machine: Machine):
+def test_arithmetic(op: str, scc: bool):
     lines = []
     for n, (a, b) in enumerate(_pairs()):
         lines += [f"s_mov_b32 s10, {a:#x}", f"s_mov_b32 s11, {b:#x}", _set_scc(scc)]
         lines += [f"{op} s12, s10, s11", _KEEP_SCC, *_store(n, "s12", "s13")]
-    got = run(machine, "\n".join(lines), results=2 * ROUNDS).values[0, :, 0]
+    got = run("\n".join(lines), results=2 * ROUNDS).values[0, :, 0]
     expected = [ARITHMETIC[op](a, b, scc) for a, b in _pairs()]
-    np.testing.assert_array_equal(got[::2], [x & 0xFFFFFFFF for x, _ in expected])
-    np.testing.assert_array_equal(got[1::2], [int(code) for _, code in expected])
+    assert_same(got[::2], [x & 0xFFFFFFFF for x, _ in expected])
+    assert_same(got[1::2], [int(code) for _, code in expected])
 
 
 @pytest.mark.parametrize("op", COMPARISONS)
-def test_comparison(op: str, machine: Machine):
+def test_comparison(op: str):
     lines = []
     for n, (a, b) in enumerate(_pairs()):
         lines += [f"s_mov_b32 s10, {a:#x}", f"{op} s10, {b:#x}", _KEEP_SCC, *_store(n, "s13")]
-    got = run(machine, "\n".join(lines), results=ROUNDS).values[0, :, 0]
-    np.testing.assert_array_equal(got, [int(COMPARISONS[op](a, b)) for a, b in _pairs()])
+    got = run("\n".join(lines), results=ROUNDS).values[0, :, 0]
+    assert_same(got, [int(COMPARISONS[op](a, b)) for a, b in _pairs()])
 
 
-def test_adding_a_constant_of_16_bits(machine: Machine):
+def test_adding_a_constant_of_16_bits():
     """s_addk_i32 extends the constant's sign, and SCC is the overflow."""
     lines = []
     for n, (a, b) in enumerate(_pairs()):
         lines += [f"s_mov_b32 s12, {a:#x}", f"s_addk_i32 s12, {b & 0xFFFF:#x}", _KEEP_SCC]
         lines += _store(n, "s12", "s13")
-    got = run(machine, "\n".join(lines), results=2 * ROUNDS).values[0, :, 0]
+    got = run("\n".join(lines), results=2 * ROUNDS).values[0, :, 0]
     sums = [_signed(a) + _signed(b, 16) for a, b in _pairs()]
-    np.testing.assert_array_equal(got[::2], [x & 0xFFFFFFFF for x in sums])
-    np.testing.assert_array_equal(got[1::2], [_overflows(x) for x in sums])
+    assert_same(got[::2], [x & 0xFFFFFFFF for x in sums])
+    assert_same(got[1::2], [_overflows(x) for x in sums])
 
 
-def test_moves_of_32_and_64_bits(machine: Machine):
+def test_moves_of_32_and_64_bits():
     text = """
         s_mov_b32 s10, 0x12345678
         s_mov_b32 s11, -5
@@ -125,12 +124,12 @@ def test_moves_of_32_and_64_bits(machine: Machine):
         v_mov_b32_e32 v66, s14
         v_mov_b32_e32 v67, s15
     """
-    got = run(machine, text, results=4).values[0, :, 0]
-    np.testing.assert_array_equal(got, np.array([0x12345678, -5, -7, -1]).astype(np.uint32))
+    got = run(text, results=4).values[0, :, 0]
+    assert_same(got, np.array([0x12345678, -5, -7, -1]).astype(np.uint32))
 
 
 @pytest.mark.parametrize("scc", [False, True])
-def test_branches(scc: bool, machine: Machine):
+def test_branches(scc: bool):
     """A distance counts words of four bytes from the next instruction; it may be negative."""
     text = f"""
         v_mov_b32_e32 v64, 0
@@ -148,16 +147,16 @@ def test_branches(scc: bool, machine: Machine):
         s_branch {0x10000 - 4}
         s_nop 0
     """
-    got = run(machine, text, results=3).values[0, :, 0]
-    np.testing.assert_array_equal(got, [int(scc), int(not scc), 11])
+    got = run(text, results=3).values[0, :, 0]
+    assert_same(got, [int(scc), int(not scc), 11])
 
 
-def test_instructions_without_effect_on_numbers(machine: Machine):
+def test_instructions_without_effect_on_numbers():
     text = "v_mov_b32_e32 v64, 7\ns_nop 3\ns_setprio 1\nv_nop\ns_barrier"
-    np.testing.assert_array_equal(run(machine, text).values, 7)
+    assert_same(run(text).values, 7)
 
 
-def test_scalar_loads(machine: Machine):
+def test_scalar_loads():
     """An offset is a constant or a register; several loads may land in any order."""
     values = np.arange(1000, 1064, dtype=np.uint32)
     text = """
@@ -172,5 +171,5 @@ def test_scalar_loads(machine: Machine):
         v_mov_b32_e32 v66, s13
         v_mov_b32_e32 v67, s14
     """
-    got = run(machine, text, [values], 4).values[0, :, 0]
-    np.testing.assert_array_equal(got, [1003, 1008, 1009, 1002])
+    got = run(text, [values], 4).values[0, :, 0]
+    assert_same(got, [1003, 1008, 1009, 1002])

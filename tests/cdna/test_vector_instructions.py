@@ -16,8 +16,7 @@ from tests.support.cdna.formulas import (
     floats,
     flushed,
 )  # fmt: skip
-from tests.support.cdna.listings import LANES, lanes_of, run, set_exec
-from tests.support.cdna.machine import Machine
+from tests.support.cdna.listings import LANES, assert_same, lanes_of, run, set_exec
 
 ROUNDS = 6
 MASKS = (2**64 - 1, 0x00F0_FFFF_1234_5678, 0)
@@ -66,10 +65,10 @@ def _assert_close(got: np.ndarray, expected: np.ndarray, result: str, flushes: b
         _assert_within_an_ulp(floats(got), expected, flushes)
     elif result == "float":
         nan = np.isnan(floats(expected))
-        np.testing.assert_array_equal(np.isnan(floats(got)), nan)
-        np.testing.assert_array_equal(got[~nan], expected[~nan])
+        assert_same(np.isnan(floats(got)), nan)
+        assert_same(got[~nan], expected[~nan])
     else:
-        np.testing.assert_array_equal(got, expected)
+        assert_same(got, expected)
 
 
 def _assert_within_an_ulp(got: np.ndarray, expected: np.ndarray, flushes: bool) -> None:
@@ -92,23 +91,23 @@ def _same_nan(got: np.ndarray, op: str) -> np.ndarray:
 
 @pytest.mark.parametrize("flushes", [True, False], ids=["flushed", "denormal"])
 @pytest.mark.parametrize("op", RULES)
-def test_instruction_computes_its_formula(op: str, flushes: bool, machine: Machine):
+def test_instruction_computes_its_formula(op: str, flushes: bool):
     rule, operands = RULES[op], _operands(op, RULES[op])
     for mask in MASKS:
         text, on = _program(op, rule, mask), lanes_of(mask)
-        got = run(machine, text, operands, ROUNDS, flushes_denormals=flushes).values[0]
+        got = run(text, operands, ROUNDS, flushes_denormals=flushes).values[0]
         for n in range(ROUNDS):
             if rule.result == "mask":
-                np.testing.assert_array_equal(got[n][~on], 0)
+                assert_same(got[n][~on], 0)
             else:
-                np.testing.assert_array_equal(got[n][~on], BEFORE)
+                assert_same(got[n][~on], BEFORE)
             found, expected = got[n][on], _expected(rule, operands[n], flushes)[on]
             if rule.result == "halves":
                 found, expected = _same_nan(found, op), _same_nan(expected, op)
             _assert_close(found, expected, rule.result, flushes)
 
 
-def test_sources_are_registers_of_all_kinds_constants_and_changed_signs(machine: Machine):
+def test_sources_are_registers_of_all_kinds_constants_and_changed_signs():
     a, b, c = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
     text = """
         v_readfirstlane_b32 s10, v8
@@ -124,17 +123,17 @@ def test_sources_are_registers_of_all_kinds_constants_and_changed_signs(machine:
         v_accvgpr_write_b32 a7, 0
         v_accvgpr_read_b32 v72, a7
     """
-    got = run(machine, "s_mov_b32 vcc_lo, 77\n" + text, [a, b, c], 9).values[0]
-    np.testing.assert_array_equal(floats(got[0]), np.abs(b) - a)
+    got = run("s_mov_b32 vcc_lo, 77\n" + text, [a, b, c], 9).values[0]
+    assert_same(floats(got[0]), np.abs(b) - a)
     fused = -np.abs(a).astype(np.float64) * b - c
     np.testing.assert_allclose(floats(got[1]), fused, rtol=1e-6, atol=1e-7)
-    np.testing.assert_array_equal(floats(got[2]), a[0] * b)
-    np.testing.assert_array_equal(floats(got[3]), floats(np.array([0x4F7FFFFE]))[0] * b)
-    np.testing.assert_array_equal(floats(got[4]), b - np.float32(4))
-    np.testing.assert_array_equal(got[5], b.view(np.uint32) - np.uint32(4))
-    np.testing.assert_array_equal(got[6], a.view(np.uint32))
-    np.testing.assert_array_equal(got[7], 77)
-    np.testing.assert_array_equal(got[8], 0)
+    assert_same(floats(got[2]), a[0] * b)
+    assert_same(floats(got[3]), floats(np.array([0x4F7FFFFE]))[0] * b)
+    assert_same(floats(got[4]), b - np.float32(4))
+    assert_same(got[5], b.view(np.uint32) - np.uint32(4))
+    assert_same(got[6], a.view(np.uint32))
+    assert_same(got[7], 77)
+    assert_same(got[8], 0)
 
 
 PACKED = {
@@ -146,7 +145,7 @@ PACKED = {
 
 @pytest.mark.parametrize("op", PACKED)
 @pytest.mark.parametrize("low, high", [("000", "111"), ("101", "010"), ("010", "001")])
-def test_packed_instruction_computes_two_numbers(op: str, low: str, high: str, machine: Machine):
+def test_packed_instruction_computes_two_numbers(op: str, low: str, high: str):
     """op_sel chooses the register of each source for the first number, op_sel_hi for the second."""
     sources, formula = PACKED[op]
     operands = drawn_floats(np.random.default_rng(2), 6).reshape(3, 2, 64)[:sources]
@@ -159,30 +158,30 @@ def test_packed_instruction_computes_two_numbers(op: str, low: str, high: str, m
         {set_exec(mask)}
         {op} v[64:65], {pairs} op_sel:[{chosen[0]}] op_sel_hi:[{chosen[1]}]
     """
-    got = run(machine, text, operands.reshape(-1, 64), 2, flushes_denormals=True).values[0]
+    got = run(text, operands.reshape(-1, 64), 2, flushes_denormals=True).values[0]
     for part, selected in enumerate((low, high)):
         numbers = [floats(flushed(operands[n, int(selected[n])])) for n in range(sources)]
         with np.errstate(all="ignore"):
             expected = flushed(bits_of(formula(*numbers)))
         on = lanes_of(mask)
         _assert_close(got[part][on], expected[on], "float", True)
-        np.testing.assert_array_equal(got[part][~on], BEFORE)
+        assert_same(got[part][~on], BEFORE)
 
 
-def test_packed_instruction_reads_its_sources_before_it_writes(machine: Machine):
+def test_packed_instruction_reads_its_sources_before_it_writes():
     a, b = drawn_floats(np.random.default_rng(3), 2)
     text = """
         v_mov_b32_e32 v64, v8
         v_mov_b32_e32 v65, v9
         v_pk_add_f32 v[64:65], v[64:65], v[64:65] op_sel:[1,1] op_sel_hi:[0,0]
     """
-    got = run(machine, text, [a, b], 2).values[0]
+    got = run(text, [a, b], 2).values[0]
     with np.errstate(all="ignore"):
         _assert_close(got[0], bits_of(floats(b) + floats(b)), "float", False)
         _assert_close(got[1], bits_of(floats(a) + floats(a)), "float", False)
 
 
-def test_sums_and_comparison_of_64_bits(machine: Machine):
+def test_sums_and_comparison_of_64_bits():
     """Carries and answers are masks, in which inactive lanes have 0."""
     a, b, c, d = drawn_bits(np.random.default_rng(8), 4)
     c[:8], d[:8] = b[:8], b[:8]
@@ -198,38 +197,38 @@ def test_sums_and_comparison_of_64_bits(machine: Machine):
         v_cndmask_b32_e64 v67, v67, 1, s[10:11]
     """
     low_a, high_a, low_b, high_b = (x.astype(object) for x in (a, b, c, d))
-    got = run(machine, text, [a, b, c, d], 4).values[0]
+    got = run(text, [a, b, c, d], 4).values[0]
     first, second = low_a + (high_a << 32), low_b + (high_b << 32)
     whole = got[:3].astype(object)
     assert list(whole[0] + (whole[1] << 32) + (whole[2] << 64)) == list(first + second)
-    np.testing.assert_array_equal(got[3], (first <= second) & lanes_of(MASKS[1]))
+    assert_same(got[3], (first <= second) & lanes_of(MASKS[1]))
 
 
-def test_choice_by_a_mask(machine: Machine):
+def test_choice_by_a_mask():
     a, b = drawn_bits(np.random.default_rng(4), 2)
     text = """
         s_mov_b32 s10, 0x12345678
         s_mov_b32 s11, 0x9abcdef0
         v_cndmask_b32_e64 v64, v8, v9, s[10:11]
     """
-    got = run(machine, text, [a, b]).values[0, 0]
-    np.testing.assert_array_equal(got, np.where(lanes_of(0x9ABCDEF012345678), b, a))
-    negated = run(machine, text.replace("v8, v9", "v8, -v9"), [a, b]).values[0, 0]
+    got = run(text, [a, b]).values[0, 0]
+    assert_same(got, np.where(lanes_of(0x9ABCDEF012345678), b, a))
+    negated = run(text.replace("v8, v9", "v8, -v9"), [a, b]).values[0, 0]
     chosen = np.where(lanes_of(0x9ABCDEF012345678), b ^ np.uint32(0x80000000), a)
-    np.testing.assert_array_equal(negated, chosen)
+    assert_same(negated, chosen)
 
 
-def test_the_first_active_lane_becomes_scalar(machine: Machine):
+def test_the_first_active_lane_becomes_scalar():
     (a,) = drawn_bits(np.random.default_rng(5), 1)
     for mask, lane in ((2**64 - 1, 0), (0xFF000, 12), (1 << 63, 63), (0, 0)):
         everywhere = set_exec(2**64 - 1)
         text = (
             f"{set_exec(mask)}\nv_readfirstlane_b32 s10, v8\n{everywhere}\nv_mov_b32_e32 v64, s10"
         )
-        np.testing.assert_array_equal(run(machine, text, [a]).values[0, 0], a[lane])
+        assert_same(run(text, [a]).values[0, 0], a[lane])
 
 
-def test_lanes_of_a_quad_are_permuted(machine: Machine):
+def test_lanes_of_a_quad_are_permuted():
     """A lane whose source is inactive is not written."""
     a, b = drawn_floats(np.random.default_rng(6), 2)
     mask = 0xFFFF_FFFF_FFFF_FF5E
@@ -240,7 +239,7 @@ def test_lanes_of_a_quad_are_permuted(machine: Machine):
         v_mov_b32_dpp v64, v8 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf
         v_subrev_f32_dpp v65, v8, v9 quad_perm:[3,3,0,1] row_mask:0xf bank_mask:0xf
     """
-    got = run(machine, text, [a, b], 2).values[0]
+    got = run(text, [a, b], 2).values[0]
     on = lanes_of(mask)
     for n, quad in enumerate(((1, 0, 3, 2), (3, 3, 0, 1))):
         source = (LANES & ~3) | np.array(quad)[LANES & 3]
@@ -248,15 +247,15 @@ def test_lanes_of_a_quad_are_permuted(machine: Machine):
             moved = a[source] if n == 0 else bits_of(floats(b) - floats(a[source]))
         written = on & on[source]
         _assert_close(got[n][written], moved[written], "float", False)
-        np.testing.assert_array_equal(got[n][~written], BEFORE)
+        assert_same(got[n][~written], BEFORE)
 
 
 @pytest.mark.parametrize("row", [16, 32])
-def test_rows_of_lanes_are_swapped(row: int, machine: Machine):
+def test_rows_of_lanes_are_swapped(row: int):
     a, b = drawn_bits(np.random.default_rng(7), 2)
     swap = {16: "v_permlane16_swap_b32_e32", 32: "v_permlane32_swap_b32_e32"}[row]
     text = f"v_mov_b32_e32 v64, v8\nv_mov_b32_e32 v65, v9\n{swap} v64, v65"
-    got = run(machine, text, [a, b], 2).values[0]
+    got = run(text, [a, b], 2).values[0]
     odd = LANES // row % 2 == 1
-    np.testing.assert_array_equal(got[0], np.where(odd, b[LANES - row], a))
-    np.testing.assert_array_equal(got[1], np.where(odd, b, a[(LANES + row) % 64]))
+    assert_same(got[0], np.where(odd, b[LANES - row], a))
+    assert_same(got[1], np.where(odd, b, a[(LANES + row) % 64]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tests.support.cdna.disassembler import Line
 from tests.support.cdna.machine import AT_ONCE, Machine, Result, Schedule
 
 LANES = np.arange(64)
+assert_same = np.testing.assert_array_equal
 FIRST_INPUT, FIRST_RESULT = 8, 64
 _ROW = 4 * len(LANES)
 LDS_BYTES = 4096
@@ -30,6 +32,11 @@ _START = """
 _ALL_LANES = "s_mov_b32 exec_lo, -1\ns_mov_b32 exec_hi, -1"
 
 
+@lru_cache(maxsize=1)
+def machine() -> Machine:
+    return Machine()
+
+
 @dataclass(frozen=True)
 class Outcome:
     values: np.ndarray
@@ -40,7 +47,6 @@ class Outcome:
 
 
 def run(
-    machine: Machine,
     text: str,
     inputs: np.ndarray | Sequence[np.ndarray] = (),
     results: int = 1,
@@ -68,10 +74,10 @@ def run(
         lines += [f"s_add_u32 s9, s8, {(len(rows) + n) * _ROW:#x}"]
         lines += [f"buffer_store_dword v{FIRST_RESULT + n}, v3, s[4:7], s9 offen"]
     lines += ["s_endpgm"]
-    code = decode(listing("\n".join(lines)), machine.ops)
+    code = decode(listing("\n".join(lines)), machine().ops)
     address = memory.ctypes.data
     descriptor = [address & 0xFFFFFFFF, address >> 32, memory.nbytes, 0x20000]
-    result = machine.run(
+    result = machine().run(
         kernel(flushes_denormals=flushes_denormals), code,
         grid=(1, 1, 1), threads=64 * waves, schedule=schedule,
         arguments=np.array(descriptor, np.uint32).tobytes(), buffers=[(address, memory.nbytes)],
