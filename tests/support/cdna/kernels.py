@@ -78,14 +78,13 @@ class Gpu:
 def _dot_do_o(backward: ctypes.Structure) -> None:
     """softmax_d, the sum of out and its gradient over the head dim, as CK's kernel computes it."""
     call = backward.call
-    out = _at(backward.out, _DTYPES[call.dtype], _shape(call, call.head_dim_v), (
-        call.batch_stride_out, call.stride_out, call.nhead_stride_out))  # fmt: skip
-    grad = _at(backward.out_grad, _DTYPES[call.dtype], _shape(call, call.head_dim_v), (
-        backward.batch_stride_out_grad, backward.stride_out_grad, backward.nhead_stride_out_grad,
-    ))  # fmt: skip
-    sums = _at(backward.softmax_d, np.float32, _shape(call), (
-        call.batch_stride_lse, 1, call.nhead_stride_lse))  # fmt: skip
-    sums[...] = (out.astype(np.float32) * grad.astype(np.float32)).sum(-1)
+    out, grad = (
+        _array(backward, x, _DTYPES[call.dtype], call.head_dim_v) for x in ("out", "out_grad")
+    )
+    shape = (_batch(call), call.num_heads, call.seq_len_q)
+    strides = (call.batch_stride_lse, call.nhead_stride_lse, 1)
+    sums = _at(backward.softmax_d, np.float32, shape, strides)
+    sums[...] = (out.astype(np.float32) * grad.astype(np.float32)).sum(-1).transpose(0, 2, 1)
 
 
 def _convert_dq(backward: ctypes.Structure) -> None:
@@ -93,27 +92,30 @@ def _convert_dq(backward: ctypes.Structure) -> None:
     call = backward.call
     if backward.accumulator != _ATOMIC_32:
         raise NotImplementedError(f"accumulator {backward.accumulator}")
-    sums = _at(backward.dq_acc, np.float32, _shape(call, call.head_dim), (
-        backward.batch_stride_dq_acc, backward.stride_dq_acc, backward.nhead_stride_dq_acc,
-    ))  # fmt: skip
-    dq = _at(backward.dq, _DTYPES[call.dtype], _shape(call, call.head_dim), (
-        backward.batch_stride_dq, backward.stride_dq, backward.nhead_stride_dq))  # fmt: skip
-    dq[...] = sums
+    dq = _array(backward, "dq", _DTYPES[call.dtype], call.head_dim)
+    dq[...] = _array(backward, "dq_acc", np.float32, call.head_dim)
 
 
 _CK_KERNELS = {"dot_do_o": _dot_do_o, "convert_dq": _convert_dq}
 """Kernels of CK's around ASM's backward pass. They are no code objects of the wheel."""
 
 
-def _shape(call: ctypes.Structure, *head_dim: int) -> tuple[int, ...]:
-    """[batch, rows, heads, head dim]; packed rows are those of one batch entry."""
-    return (1 if call.is_group else call.batch, call.seq_len_q, call.num_heads, *head_dim)
+def _batch(call: ctypes.Structure) -> int:
+    return 1 if call.is_group else call.batch
+
+
+def _array(struct: ctypes.Structure, name: str, dtype: type, head_dim: int) -> np.ndarray:
+    """An array [batch, rows, heads, head dim]; packed rows are those of one batch entry."""
+    call = struct.call
+    shape = (_batch(call), call.seq_len_q, call.num_heads, head_dim)
+    fields = [f"{axis}stride_{name}" for axis in ("batch_", "", "nhead_")]
+    strides = [getattr(struct if hasattr(struct, x) else call, x) for x in fields]
+    return _at(getattr(struct, name), dtype, shape, (*strides, 1))
 
 
 def _at(address: int, dtype: type, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
-    """The array at an address; strides count elements, and the head dim is contiguous."""
-    steps = (*strides, 1)[: len(shape)]
+    """The array at an address; strides count elements."""
     size = np.dtype(dtype).itemsize
-    last = sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     memory = (ctypes.c_char * ((last + 1) * size)).from_address(address)
-    return np.ndarray(shape, dtype, memory, strides=[step * size for step in steps])
+    return np.ndarray(shape, dtype, memory, strides=[step * size for step in strides])
