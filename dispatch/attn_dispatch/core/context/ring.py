@@ -30,6 +30,7 @@ from attn_dispatch.core.context.device_call import (
     wide,
 )
 from attn_dispatch.semantics.merge import merged
+from attn_dispatch.semantics.row_flags import cleared_by_xla
 from attn_dispatch.semantics.sinks_afterwards import with_sinks
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
@@ -47,7 +48,27 @@ _ONCE = ("sinks",)
 
 def compute(device: DeviceCall) -> Arrays:
     """The device's results; in a causal call rows and keys are in zigzag order."""
+    device = _with_finite_padding(device)
     return _backward(device) if device.is_backward else _forward(device)
+
+
+def _with_finite_padding(device: DeviceCall) -> DeviceCall:
+    """The call with 0 in padding rows. Kernels would clear these in every step, and XLA copy arrays
+    for that."""
+    if "query_segment_ids" not in device.operands:
+        return device
+    sides = {
+        "query_segment_ids": ("query", "out_grad") if device.is_backward else (),
+        "key_value_segment_ids": ("key", "value"),
+    }
+    finite = {
+        name: cleared_by_xla(device.operands[name], device.operands[ids] != 0)
+        for ids, names in sides.items()
+        for name in names
+    }
+    promises = replace(device.options.promises, finite_padding=True)
+    options = replace(device.options, promises=promises)
+    return replace(device, options=options, operands=dict(device.operands) | finite)
 
 
 def _forward(device: DeviceCall) -> Arrays:
