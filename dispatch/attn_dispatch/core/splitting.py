@@ -144,7 +144,10 @@ class _Splitting:
         strategy = chosen(self.wanted, spread)
         if strategy != self.wanted and not is_rest:
             batch, heads = ways
-            strategy = cheapest(modelled(spec, spread, batch_ways=batch, head_ways=heads))
+            costs = modelled(spec, spread, batch_ways=batch, head_ways=heads)
+            # Heads and a ring take an axis each.
+            possible = (x for x in costs if len(rows) > 1 or x.strategy != "heads+ring")
+            strategy = cheapest(possible)
         return ((), None) if strategy is None else (rows, strategy)
 
     def keys_alone(self, axes: tuple[str, ...]) -> tuple[str, ...]:

@@ -137,6 +137,9 @@ CASES = {
         manual(TENSOR, "heads", "zigzag"), batch=1, heads=8, kv_heads=4, further=("mask", "sinks"),
         options=CAUSAL | LSE,
     ),
+    "heads, kv heads that do not divide": Case(
+        manual(ALONE, "heads", "zigzag"), batch=1, rows=2, heads=24, kv_heads=3, options=CAUSAL,
+    ),
     "heads, offset, lengths": Case(
         manual(ALONE, "heads"), batch=1, rows=2, heads=8, kv_heads=8,
         further=("query_seq_lengths",),

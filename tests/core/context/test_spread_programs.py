@@ -102,7 +102,15 @@ def test_wrong_calls_say_what_was_expected(report, name):
 def test_calls_that_no_strategy_can_run_get_every_reason(report, name):
     found = report["refusals"][name]
     assert found.startswith("NotImplementedError: no strategy can run this call, whose sequence")
-    assert "heads: 8 devices do not divide 3 heads" in found and UNSUPPORTED[name] in found
+    assert "heads: 8 devices do not divide 3 heads; " in found
+    assert f"halo, ring, gather: {UNSUPPORTED[name]}" in found
+
+
+def test_a_reason_names_the_strategies_that_it_speaks_against(report):
+    found = report["refusals"]["window without causality"]
+    assert "; ring: a ring sends all keys, of which a window hides most" in found
+    # All keys of a device are in reach of a halo, and all rows are in order.
+    assert "halo: " not in found
 
 
 @pytest.mark.parametrize(
