@@ -79,9 +79,12 @@ WRONG = {
     "jax.shard_map, which are (), got ('context',)",
     "other axis": "which are ('context',), got ('tensor',)",
     "no axes": "which are ('context',), got ()",
-    "order": "ValueError: sequence_order: expected one of ('contiguous', 'zigzag'), got 'stripes'",
+    "order": "ValueError: sequence_order: expected one of ('contiguous', 'zigzag', "
+    "'documents'), got 'stripes'",
     "order without axis": "ValueError: sequence_order: expected context_axis with 'zigzag', got",
     "odd rows": "ValueError: query: expected an even length on each device for zigzag order, got 3",
+    "documents without ids": "ValueError: sequence_order: expected query_segment_ids with "
+    "'documents', got None",
     "unknown strategy": "ValueError: context_parallel: expected one of ",
 }
 UNSUPPORTED = {
@@ -103,6 +106,26 @@ def test_calls_that_no_strategy_can_run_get_every_reason(report, name):
     found = report["refusals"][name]
     assert found.startswith("NotImplementedError: no strategy can run this call, whose sequence")
     assert "heads: 8 devices do not divide 3 heads" in found and UNSUPPORTED[name] in found
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        ("documents, heads", ["heads: a ring alone knows the order of documents"]),
+        (
+            "documents, window",
+            ["a halo needs rows in contiguous order; ", "hides most; a ring alone knows the order"],
+        ),
+    ],
+)
+def test_a_ring_alone_runs_the_order_of_documents(report, name, sentences):
+    found = report["refusals"][name]
+    assert found.startswith("NotImplementedError: ") and all(x in found for x in sentences)
+
+
+def test_documents_do_not_see_padding_and_find_rows_in_another_order(report):
+    assert report["documents"] == dict.fromkeys(report["documents"], True)
+    assert len(report["documents"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def modelled(
         is_causal=spread.is_causal,
         window=spec.meaning.window[0],
         longest=longest,
-        is_zigzag=spread.order == "zigzag",
+        order=spread.order,
     )
     refused = {name: reasons(name, spread) for name in STRATEGIES}
     refused["heads+ring"] = refused["ring"]

@@ -211,7 +211,10 @@ def _among_zeros(x: jax.Array, axes: tuple[str, ...], dim: int, ways: int) -> ja
 
 def _refusal(call: LeadingCall, context: Context) -> str:
     devices, axes = context.devices, ", ".join(map(repr, context.axes))
-    why = [f"heads: {devices} devices do not divide {call.spec.num_heads} heads"]
+    heads = f"{devices} devices do not divide {call.spec.num_heads} heads"
+    if context.order == "documents":
+        heads = "a ring alone knows the order of documents"
+    why = [f"heads: {heads}"]
     spread = Spread.of(call.spec, devices, context.order)
     if spread is not None:
         why += (x.with_remedy for name in STRATEGIES for x in reasons(name, spread))

@@ -130,12 +130,19 @@ RING = (
     ),
     Rule[Spread](
         "context/ring/halves",
-        lambda x: x.has_diagonal and x.queries % 2 != 0,
+        lambda x: x.has_diagonal and x.order != "documents" and x.queries % 2 != 0,
         "a causal ring gives a device two equal chunks, and {rows} rows are odd",
         facts=lambda x: {"rows": x.queries},
     ),
 )
-GATHER = COMMON
+GATHER = (
+    *COMMON,
+    Rule[Spread](
+        "context/gather/order",
+        lambda x: x.order == "documents",
+        "a ring alone knows the order of documents",
+    ),
+)
 HALO = (
     *COMMON,
     Rule[Spread](

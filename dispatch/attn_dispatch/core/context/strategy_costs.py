@@ -147,7 +147,7 @@ def _gather(case: _Case) -> Pass:
     exposed = all_gather(share, case.hardware)
     if gradients:
         exposed += all_gather(gradients, case.hardware)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows)
         sent, exposed = sent + more, exposed + seconds
     flops = case.flops * call.unbalanced
@@ -163,7 +163,7 @@ def _ring(case: _Case) -> Pass:
     """Keys sent on while a device computes with them; backward, their gradients follow."""
     call = case.call
     found = _rings(case, case.number, call.kv_bytes / case.number, case.hardware.devices.nodes)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys)
         found = replace(found, sent=found.sent + more, exposed=found.exposed + seconds)
     return found
@@ -199,7 +199,7 @@ def _halo(case: _Case) -> Pass:
     part = call.kv_bytes * rows / call.keys
     ways = 2 if case.is_backward else 1
     sent, exposed = part * ways, hop(part, case.hardware) * ways
-    if call.is_zigzag:
+    if call.order != "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys)
         sent, exposed = sent + more, exposed + seconds
     return Pass(sent, case.flops, case.kernels(case.flops), exposed)
@@ -214,7 +214,7 @@ def _heads_and_ring(case: _Case) -> Pass:
     sent = moved * (heads - 1) / heads
     rings = _rings(case, ring, call.kv_bytes / case.number, devices.nodes)
     exposed = rings.exposed + all_to_all(sent, case.hardware, group)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys)
         sent, exposed = sent + more, exposed + seconds
     compute = rings.compute + case.copies(4 * moved)
