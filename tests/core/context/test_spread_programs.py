@@ -79,9 +79,12 @@ WRONG = {
     "jax.shard_map, which are (), got ('context',)",
     "other axis": "which are ('context',), got ('tensor',)",
     "no axes": "which are ('context',), got ()",
-    "order": "ValueError: sequence_order: expected one of ('contiguous', 'zigzag'), got 'stripes'",
+    "order": "ValueError: sequence_order: expected one of ('contiguous', 'zigzag', "
+    "'documents'), got 'stripes'",
     "order without axis": "ValueError: sequence_order: expected context_axis with 'zigzag', got",
     "odd rows": "ValueError: query: expected an even length on each device for zigzag order, got 3",
+    "documents without ids": "ValueError: sequence_order: expected query_segment_ids with "
+    "'documents', got None",
     "unknown strategy": "ValueError: context_parallel: expected one of ",
 }
 UNSUPPORTED = {
@@ -111,6 +114,19 @@ def test_a_reason_names_the_strategies_that_it_speaks_against(report):
     assert "; ring: a ring sends all keys, of which a window hides most" in found
     # All keys of a device are in reach of a halo, and all rows are in order.
     assert "halo: " not in found
+
+
+@pytest.mark.parametrize("name", ["documents, heads", "documents, window"])
+def test_a_ring_alone_runs_the_order_of_documents(report, name):
+    found = report["refusals"][name]
+    assert "NotImplementedError: " in found
+    assert "heads, gather: a ring alone knows the order of documents" in found
+    assert "halo: a halo needs rows in contiguous order" in found
+
+
+def test_documents_do_not_see_padding_and_find_rows_in_another_order(report):
+    assert report["documents"] == dict.fromkeys(report["documents"], True)
+    assert len(report["documents"]) == 2
 
 
 @pytest.mark.parametrize(

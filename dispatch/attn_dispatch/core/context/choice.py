@@ -46,7 +46,7 @@ def modelled(
         is_causal=spread.is_causal,
         window=spec.meaning.window[0],
         longest=longest,
-        is_zigzag=spread.order == "zigzag",
+        order=spread.order,
     )
     refused = all_reasons(replace(spread, heads=call.heads))
     return costs(call, hardware(spread.devices), refused)

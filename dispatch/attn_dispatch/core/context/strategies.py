@@ -105,7 +105,13 @@ def _is_shifted(spread: Spread) -> bool:
     return (has_ids and not spread.meaning.same_lengths) or spread.queries != spread.keys
 
 
+_NOT_OF_DOCUMENTS = Rule[Spread](
+    "context/documents",
+    lambda x: x.order == "documents",
+    "a ring alone knows the order of documents",
+)
 HEADS = (
+    _NOT_OF_DOCUMENTS,
     Rule[Spread](
         "context/heads/divide",
         lambda x: x.heads % x.devices != 0,
@@ -148,12 +154,12 @@ RING = (
     ),
     Rule[Spread](
         "context/ring/halves",
-        lambda x: x.has_diagonal and x.queries % 2 != 0,
+        lambda x: x.has_diagonal and x.order != "documents" and x.queries % 2 != 0,
         "a causal ring gives a device two equal chunks, and {rows} rows are odd",
         facts=lambda x: {"rows": x.queries},
     ),
 )
-GATHER = COMMON
+GATHER = (*COMMON, _NOT_OF_DOCUMENTS)
 HALO = (
     *COMMON,
     Rule[Spread](

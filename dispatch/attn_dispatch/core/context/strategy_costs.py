@@ -149,7 +149,7 @@ def _gather(case: _Case) -> Pass:
     exposed = all_gather(share, case.hardware)
     if gradients:
         exposed += all_gather(gradients, case.hardware)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows)
         sent, exposed = sent + more, exposed + seconds
     flops = case.flops * call.unbalanced
@@ -165,7 +165,7 @@ def _ring(case: _Case) -> Pass:
     """Keys sent on while a device computes with them; backward, their gradients follow."""
     call = case.call
     found = _rings(case, case.number, call.kv_bytes / case.number, case.hardware.devices.nodes)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys)
         found = replace(found, sent=found.sent + more, exposed=found.exposed + seconds)
     return found
@@ -213,7 +213,7 @@ def _heads_and_ring(case: _Case) -> Pass:
     sent = moved * (heads - 1) / heads
     rings = _rings(case, ring, call.kv_bytes / case.number, devices.nodes)
     exposed = rings.exposed + all_to_all(sent, case.hardware, group)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys)
         sent, exposed = sent + more, exposed + seconds
     compute = rings.compute + case.copies(4 * moved)
@@ -250,7 +250,7 @@ def _spread(case: _Case) -> Spread:
         call.queries // number,
         call.keys // number,
         number,
-        "zigzag" if call.is_zigzag else "contiguous",
+        call.order,
         heads=call.heads,
     )
 
