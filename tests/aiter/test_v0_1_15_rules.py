@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,32 @@ def test_asm_takes_the_calls_that_its_rules_allow(arch: str):
             assert not failed and all(x.split()[2] == arch for x in records), call
     assert sum(counts.values()) >= 2000
     assert min(counts.values()) >= 50, counts
+
+
+CAUSAL = {"mask": "bottom_right", "window_right": 0}
+PACKED = {"is_group": True, "has_gaps": True, "max_seq_len_q": 256}
+WIDE = {"head_dim": 192}
+NEWLY = {
+    "gaps": (PACKED, ("gfx942", "gfx950")),
+    "gradients of packed sequences": ({**PACKED, "backward": True}, ("gfx942", "gfx950")),
+    "192/128": (WIDE, ("gfx942", "gfx950")),
+    "gradients of causal 192/128": ({**WIDE, **CAUSAL, "backward": True}, ("gfx950",)),
+    "gradients from the top left": (
+        {**WIDE, **CAUSAL, "mask": "top_left", "backward": True}, ("gfx950",)
+    ),
+    "gradients of one key": (
+        {"mask": "top_left", "window_left": 0, "window_right": 0, "backward": True}, ("gfx942",)
+    ),
+    "few queries": ({"seq_len_q": 3, "max_seq_len_q": 3}, ("gfx942", "gfx950")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("facts, archs", NEWLY.values(), ids=NEWLY)
+def test_calls_that_dev18_gives_to_ck_run_on_asm(facts: dict[str, Any], archs: tuple[str, ...]):
+    call = replace(grid.CALL, **facts)
+    for arch in ("gfx942", "gfx950"):
+        assert (not not_supported_reasons(call, arch, NEWEST)) == (arch in archs)
+    assert all(kernel_for(call, arch).family == "ck" for arch in archs if call.head_dim == 128)
 
 
 def test_without_ck_a_reason_says_so():

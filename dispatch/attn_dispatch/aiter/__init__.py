@@ -86,7 +86,7 @@ def unusable_reason(device: Device) -> str:
 
 
 def version() -> tuple[str, str]:
-    return "AITER", aiter_folder.WHEEL_VERSION
+    return "AITER", aiter_folder.version()
 
 
 def library_lines() -> list[str]:

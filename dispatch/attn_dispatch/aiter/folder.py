@@ -72,6 +72,18 @@ def release(arch: str) -> Release:
     return Release(build.generation, version_of(build.wheel_version) or DEV18.version)
 
 
+def version() -> str:
+    """The version of AITER that is built here, or of the wheel that would be."""
+    for arch in ARCHS:
+        try:
+            build = read(folder(arch))
+        except ValueError:
+            continue
+        if build:
+            return build.wheel_version
+    return WHEEL_VERSION
+
+
 def libraries(arch: str) -> tuple[str, str, str]:
     """The library files of a build. Names that the linker looks up contain the architecture,
     because a process with GPUs of two kinds loads both builds."""

@@ -158,6 +158,7 @@ def test_the_command_builds_one_library(
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(out))
     assert aiter_folder.release("gfx942") == Release("v0.1.15", (0, 1, 17))
     assert aiter_folder.release("gfx950") == DEV18
+    assert aiter_folder.version() == "0.1.17"
 
 
 @needs_ninja
