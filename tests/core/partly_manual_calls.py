@@ -21,14 +21,13 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import compiler
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxlib import xla_client
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain_program
 from attn_dispatch.core import primitive
+from tests.support.partitioned import partition
 
 ROWS = P(None, "cp")
 BOTH, HEADS, BATCH = P("x", "cp", "y"), P(None, "cp", ("y", "x")), P("y", "cp")
@@ -149,23 +148,9 @@ def on_kernels() -> dict[str, Any]:
 
         return jax.grad(loss, (0, 1, 2))(*operands)
 
-    client = jax.devices()[0].client
-    options = compiler.get_compile_options(
-        num_replicas=1, num_partitions=8, device_assignment=np.arange(8).reshape(1, 8),
-        backend=client,
-    )  # fmt: skip
-    options.executable_build_options.use_spmd_partitioning = True
-    options.executable_build_options.use_shardy_partitioner = True
     with attn_dispatch.target("gfx942"), recorded_calls() as calls:
         lowered = jax.jit(step).trace(*structs).lower(lowering_platforms=("rocm",))
-        try:  # a CPU partitions the program, but has no AITER
-            client.compile_and_load(
-                lowered.compiler_ir("stablehlo"),
-                xla_client.DeviceList(tuple(jax.devices())),
-                options,
-            )
-        except Exception as error:
-            assert "attn_dispatch_aiter" in str(error)
+        partition(lowered)
         by_devices = sorted(calls)
         found = explain_program(step, *structs).calls
         with warnings.catch_warnings(record=True) as caught:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from jax.core import ShapedArray
@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.context import keys
 from attn_dispatch.core.context.choice import modelled
 from attn_dispatch.core.context.cost import Cost
 from attn_dispatch.core.context.strategies import Spread
@@ -82,13 +83,27 @@ def _part(
     received = received_bytes(shards, call, specs)
     if received:
         notes.append(f"receives {in_units(received)} of its operands from other devices")
-    if shards.strategy is not None:
-        notes.append(
-            f"rows stay where they are, keys come by {shards.strategy}: the call is a piece"
-        )
+    notes += _exchanges(call, shards, specs["query"])
     strategies = _strategies(call, shards, specs["query"])
     share = DeviceShare("; ".join(notes), manual + split, received, shards.strategy, strategies)
     return device_spec(shards, call), share
+
+
+def _exchanges(call: LeadingCall, shards: Shards, query: P) -> Iterator[str]:
+    """What devices exchange, if query or keys are sharded along their length."""
+    exchanged = [x for x in entry(query, len(call.dims)) if x in shards.heads]
+    if exchanged:
+        sizes = dict(shards.sizes)
+        axes = _whole({axis: sizes[axis] for axis in exchanged})
+        yield f"tokens are exchanged for heads along {_named(axes)}"
+    if shards.strategy == "keys":
+        forward, backward = map(in_units, keys.summed_bytes(device_spec(shards, call)))
+        yield (
+            f"keys stay where they are: devices sum results, {forward}, and in the backward pass "
+            f"the gradient of query, {backward}: the call is a piece"
+        )
+    elif shards.strategy is not None:
+        yield f"rows stay where they are, keys come by {shards.strategy}: the call is a piece"
 
 
 def _strategies(call: LeadingCall, shards: Shards, query: P) -> tuple[Cost, ...]:

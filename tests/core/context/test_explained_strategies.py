@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import context_parallel, explain
+from attn_dispatch.text import in_units
 from tests.support.present import present
 
 MESH = AbstractMesh((8,), ("context",))
@@ -16,14 +17,14 @@ ROWS = P(None, "context")
 CAUSAL, WINDOW = {"is_causal": True}, {"is_causal": True, "local_window_size": (1024, 0)}
 
 
-def explained(heads: int, spec: P = ROWS, **options):
+def explained(heads: int, spec: P = ROWS, kv_heads: int = 4, target: str = "cpu", **options):
     query, key = (
         jax.ShapeDtypeStruct(
             (1, 65536, n, 128), jnp.bfloat16, sharding=NamedSharding(MESH, spec)
         )
-        for n in (heads, 4)
+        for n in (heads, kv_heads)
     )  # fmt: skip
-    found = explain(query, key, key, target="cpu", **options)
+    found = explain(query, key, key, target=target, **options)
     return found, found.share
 
 
@@ -41,7 +42,7 @@ def test_every_strategy_is_listed_with_its_cost_or_its_reasons():
     assert listed == {"heads", "gather", "ring", "halo", "heads+ring"}
     text = str(found)
     assert "strategies, modelled" in text
-    assert "heads: 28 heads over 4 do not divide over 8 devices" in text
+    assert "heads: 8 devices do not divide 28 heads" in text
     assert "halo: a halo needs a window of 1 to 8192 keys to the left" in text
 
 
@@ -53,3 +54,41 @@ def test_named_strategy_is_explained():
 def test_whole_sequences_have_no_strategies():
     share = explained(32, P(None, None, None), **CAUSAL)[1]
     assert share is None or not share.strategies
+
+
+@pytest.mark.parametrize("device", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "part", "strategy", "sent"),
+    [
+        (64, 8, (65536, 8, 1), "heads", 264241152),  # 7/8 of q, k, v and out
+        (28, 4, (8192, 28, 4), "ring", 234881024),  # of 7 others k and v, and all rows in order
+    ],
+    ids=["Llama 3 70B", "Qwen2.5-7B"],
+)
+def test_models_on_amd_gpus(device: str, heads: int, kv_heads: int, part, strategy: str, sent: int):
+    found, share = explained(heads, kv_heads=kv_heads, target=device, **CAUSAL)
+    call, text = found.call, str(present(share))
+    assert (call.seq_len_q, call.num_heads, call.num_kv_heads) == part
+    words = {
+        "heads": "tokens are exchanged for heads along 'context' (8)",
+        "ring": "rows stay where they are, keys come by ring",
+    }
+    assert words[strategy] in text
+    for verdicts in (found.forward, found.backward):
+        (chosen,) = [x for x in verdicts if x.is_eligible and x.implementation != "xla"]
+        assert chosen.implementation == "aiter" and "asm v3 bf16" in str(chosen)
+    (cost,) = [x for x in present(share).strategies if x.strategy == strategy]
+    assert present(cost.forward).sent == sent
+    assert in_units(sent) in str(found)
+
+
+def test_sums_over_a_spread_cache_are_explained():
+    query, key = (
+        jax.ShapeDtypeStruct((4, t, n, 128), jnp.bfloat16, sharding=NamedSharding(MESH, spec))
+        for t, n, spec in ((1, 16, P()), (65536, 4, ROWS))
+    )
+    share = present(explain(query, key, key, target="cpu").share)
+    assert share.strategy == "keys"
+    out, sum_and_maximum = 4 * 16 * 128 * 4, 2 * 4 * 16 * 4
+    assert f"devices sum results, {in_units(out + sum_and_maximum)}" in str(share)
+    assert f"the gradient of query, {in_units(out)}" in str(share)

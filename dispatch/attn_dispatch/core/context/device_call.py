@@ -7,7 +7,7 @@ summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
@@ -78,9 +78,9 @@ class DeviceCall:
         """The position of this device along the axes."""
         return lax.axis_index(self.context.axes)
 
-    def only(self, axes: Mapping[str, int]) -> Arrays:
-        """The operands that have one of these axes."""
-        return {name: x for name, x in self.operands.items() if name in axes}
+    def only(self, names: Container[str]) -> Arrays:
+        """The operands with these names."""
+        return {name: x for name, x in self.operands.items() if name in names}
 
     def piece(
         self,
@@ -130,7 +130,24 @@ class DeviceCall:
         """What each device gets if all hand their arrays on to the next device, cyclically."""
         devices = self.context.devices
         pairs = [(i, (i + 1) % devices) for i in range(devices)]
-        return self.send(arrays, pairs)
+        return self.send_together(arrays, pairs)
+
+    def send_together(
+        self, arrays: Mapping[str, jax.Array], pairs: Sequence[tuple[int, int]]
+    ) -> Arrays:
+        """As `send`, in one permute for all arrays of one shape.
+
+        XLA hides one permute at a time behind a kernel. Stacking copies the arrays, which takes
+        less time than a permute that is not hidden.
+        """
+        received = Arrays()
+        for names in _alike_in_shape(arrays):
+            if len(names) == 1:
+                received |= self.send({names[0]: arrays[names[0]]}, pairs)
+                continue
+            stacked = self.send({"": jnp.stack([arrays[x] for x in names])}, pairs)[""]
+            received |= dict(zip(names, stacked, strict=True))
+        return received
 
     def send(self, arrays: Mapping[str, jax.Array], pairs: Sequence[tuple[int, int]]) -> Arrays:
         """The arrays sent between devices, from the first to the second of each pair; zeros on a
@@ -157,6 +174,14 @@ def vary_alike(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         return cast("jax.Array", lax.pcast(x, missing, to="varying")) if missing else x
 
     return tuple(map(varied, arrays))
+
+
+def _alike_in_shape(arrays: Mapping[str, jax.Array]) -> Iterable[list[str]]:
+    """The names of arrays, those of one shape and dtype together."""
+    groups = dict[tuple[tuple[int, ...], np.dtype], list[str]]()
+    for name, x in arrays.items():
+        groups.setdefault((x.shape, x.dtype), []).append(name)
+    return groups.values()
 
 
 def alike(branch: Callable[[Arrays], R]) -> Callable[[Arrays], R]:

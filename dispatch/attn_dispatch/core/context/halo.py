@@ -31,7 +31,7 @@ def compute(device: DeviceCall) -> Arrays:
     """The device's results."""
     own, links = device.only(KEYS), _links(device)
     last = {x: _cut(y, KEYS[x], -width(device), None) for x, y in own.items()}
-    before = device.send(last, links)
+    before = device.send_together(last, links)
     if _IDS in own:
         found, gradients = _behind(device, before)
     else:
@@ -39,7 +39,7 @@ def compute(device: DeviceCall) -> Arrays:
         found, gradients = cast(
             "tuple[Arrays, Arrays]", lax.cond(device.number == 0, *branches, before)
         )
-    back = device.send(gradients, [(b, a) for a, b in links])
+    back = device.send_together(gradients, [(b, a) for a, b in links])
     for name, x in back.items():
         axis, rest = KEYS[name], found[name].shape[KEYS[name]] - width(device)
         padded = jnp.concatenate([jnp.zeros_like(_cut(found[name], axis, 0, rest)), x], axis)

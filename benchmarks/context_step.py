@@ -1,0 +1,148 @@
+"""Training steps of a decoder on one long packed row: on one GPU, and spread over all of a host.
+
+usage: python benchmarks/context_step.py [--tokens N] [--layers N] [--steps N] [--out FOLDER]
+
+The decoder has 16 layers (hidden 2048, 16 query heads on 4, head dim 128, MLP 8192; with embeddings
+0.99 billion parameters) in bfloat16. A step is forward, backward and SGD with momentum; a layer
+keeps its input and its attention's results for the backward pass and computes the rest again. The
+row has 131,072 tokens of twelve documents, the longest 35 % of it. Over several GPUs the row is
+sharded by the mesh axis "context", and every GPU has all weights. Both runs begin with the same
+weights and see the same tokens, so that their losses can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from command import save
+from context import TAIL, Cell
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from model import norm, rotary
+
+from attn_dispatch import dot_product_attention
+from attn_dispatch_tools.reports.environment import environment
+
+HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCABULARY = 2048, 16, 4, 128, 8192, 8192
+SAVED = jax.checkpoint_policies.save_only_these_names("context")
+
+Weights = dict[str, Any]
+
+
+def weights_of(layers: int) -> Weights:
+    shapes = {
+        "q": (HIDDEN, HEADS * DIM), "k": (HIDDEN, KV_HEADS * DIM), "v": (HIDDEN, KV_HEADS * DIM),
+        "o": (HEADS * DIM, HIDDEN), "up": (HIDDEN, MLP), "gate": (HIDDEN, MLP),
+        "down": (MLP, HIDDEN),
+    }  # fmt: skip
+    keys = iter(jax.random.split(jax.random.key(0), len(shapes) + 2))
+
+    def drawn(*shape: int) -> jax.Array:
+        return jax.random.normal(next(keys), shape, jnp.bfloat16) * shape[-2] ** -0.5
+
+    found: Weights = {"layers": {name: drawn(layers, *shape) for name, shape in shapes.items()}}
+    return found | {"embed": drawn(VOCABULARY, HIDDEN), "output": drawn(HIDDEN, VOCABULARY)}
+
+
+def row_of(tokens: int) -> dict[str, np.ndarray]:
+    """What a data loader yields, [1, tokens] each: tokens, targets, positions and segment ids."""
+    ids = Cell("", tokens, (), documents=TAIL).ids()
+    assert ids is not None
+    drawn = np.random.default_rng(0).integers(0, VOCABULARY, (1, tokens + 1)).astype(np.int32)
+    starts = np.searchsorted(ids[0], ids[0], side="left")
+    return {
+        "tokens": drawn[:, :-1], "targets": drawn[:, 1:], "ids": ids,
+        "positions": (np.arange(tokens) - starts)[None].astype(np.int32),
+    }  # fmt: skip
+
+
+def loss(weights: Weights, row: dict[str, jax.Array]) -> jax.Array:
+    """The mean of the tokens' cross entropy."""
+
+    def layer(x: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+        y = norm(x)
+        q, k, v = ((y @ w[name]).reshape(1, x.shape[1], -1, DIM) for name in "qkv")
+        turned = jax.vmap(rotary)
+        out = dot_product_attention(
+            turned(q, row["positions"]), turned(k, row["positions"]), v, is_causal=True,
+            query_segment_ids=row["ids"], max_segments=len(TAIL),
+        )  # fmt: skip
+        x = x + out.reshape(1, x.shape[1], -1) @ w["o"]
+        y = norm(x)
+        return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], None
+
+    x = weights["embed"][row["tokens"]]
+    x, _ = jax.lax.scan(jax.checkpoint(layer, policy=SAVED), x, weights["layers"])
+    logits = (norm(x) @ weights["output"]).astype(jnp.float32)
+    right = jnp.take_along_axis(logits, row["targets"][..., None], axis=-1)[..., 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - right).mean()
+
+
+@partial(jax.jit, donate_argnums=(0, 1))
+def step(
+    weights: Weights, momentum: Weights, row: dict[str, jax.Array]
+) -> tuple[Weights, Weights, jax.Array]:
+    value, grads = jax.value_and_grad(loss)(weights, row)
+    momentum = jax.tree.map(lambda m, g: (0.9 * m + g).astype(m.dtype), momentum, grads)
+    weights = jax.tree.map(lambda w, m: (w - 0.01 * m).astype(w.dtype), weights, momentum)
+    return weights, momentum, value
+
+
+def trained(mesh: jax.sharding.Mesh | None, args: argparse.Namespace) -> dict[str, Any]:
+    """Some steps on the first GPU, or on those of a mesh."""
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    whole = one if mesh is None else NamedSharding(mesh, P())
+    spread = one if mesh is None else NamedSharding(mesh, P(None, "context"))
+    weights = jax.device_put(weights_of(args.layers), whole)
+    momentum = jax.device_put(jax.tree.map(jnp.zeros_like, weights), whole)
+    row = jax.device_put(row_of(args.tokens), spread)
+    losses, seconds = list[float](), list[float]()
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        made = step.lower(weights, momentum, row).compile()
+        for _ in range(args.steps):
+            start = time.perf_counter()
+            weights, momentum, value = made(weights, momentum, row)
+            losses.append(float(value))
+            seconds.append(time.perf_counter() - start)
+    memory = made.memory_analysis()
+    assert memory is not None
+    median = statistics.median(seconds[1:])
+    return {
+        "devices": 1 if mesh is None else mesh.devices.size, "losses": losses,
+        "seconds": median, "tokens_per_second": args.tokens / median,
+        "gb_of_a_device": (memory.temp_size_in_bytes + memory.argument_size_in_bytes) / 1e9,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    mesh = jax.make_mesh(
+        (len(jax.devices()),), ("context",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    shapes = jax.eval_shape(partial(weights_of, args.layers))
+    report: dict[str, Any] = {
+        "environment": environment(), "tokens": args.tokens, "layers": args.layers,
+        "parameters": sum(x.size for x in jax.tree.leaves(shapes)),
+    }  # fmt: skip
+    for name, devices in (("one GPU", None), ("all GPUs", mesh)):
+        report[name] = trained(devices, args)
+        print(name, report[name], flush=True)
+    save("context_step", report, args.out)
+
+
+if __name__ == "__main__":
+    main()
