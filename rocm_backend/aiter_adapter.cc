@@ -73,11 +73,9 @@ int DeviceArch(char* arch, int32_t arch_size, char* message, int32_t message_siz
 extern "C" __attribute__((visibility("default"))) const AttnAiter* attn_dispatch_aiter(void) {
   namespace adapter = attn_dispatch::aiter_adapter;
   static const AttnAiter table = {
-      ATTN_AITER_API_VERSION,    "dev18",
-      adapter::ArchOfBuild(),    adapter::DeviceArch,
-      adapter::Forward,          adapter::Backward,
-      adapter::SplitKv,          adapter::ForwardTakesAsm,
-      adapter::BackwardTakesAsm,
+      ATTN_AITER_API_VERSION, adapter::Generation(),    adapter::ArchOfBuild(),
+      adapter::DeviceArch,    adapter::Forward,         adapter::Backward,
+      adapter::SplitKv,       adapter::ForwardTakesAsm, adapter::BackwardTakesAsm,
   };
   return &table;
 }

@@ -1,17 +1,20 @@
-// What the files of the adapter share. There are several because AITER's forward and backward
-// headers define the same names, so that no file can include both.
+// What the files of the adapter share. aiter_adapter.cc serves every generation of AITER's C++
+// interface. Files named after a generation, such as aiter_dev18_forward.cc, include its headers:
+// several of them, because the forward and the backward header define the same names.
 #pragma once
 
 #include <hip/hip_runtime_api.h>
 
 #include <exception>
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "aiter_api.h"
 
 namespace attn_dispatch::aiter_adapter {
+
+// The generation that this library was built for, for example "dev18".
+const char* Generation();
 
 int Forward(const AttnAiterForward* call, void* stream, char* message, int32_t size);
 int Backward(const AttnAiterBackward* call, void* stream, char* message, int32_t size);
@@ -31,11 +34,6 @@ std::string DtypeName(const AttnAiterCall& call);
 // Why no ASM kernel can be loaded from this subfolder, if that is so. AITER would end the process
 // instead: it loads kernels from files on first use, and calls exit(0) where HIP fails.
 std::optional<std::string> AsmFolderError(const char* subfolder);
-
-// Runs `work`, which launches ASM kernels on the current device and never throws. AITER loads each
-// kernel once per host thread, on the device that is current then. So a thread whose current device
-// has changed hands the work to a thread that stays on the new device, and waits for it.
-int RunOnDeviceThread(const std::function<int()>& work, char* message, int32_t size);
 
 // A scope in which HIP's last error is AITER's: it clears the error at both ends. Since HIP 7 the
 // last error is that of any earlier call in the thread, and CK stops after its first kernel if

@@ -1,6 +1,6 @@
 // The calls of AITER that this project makes, as plain C structs. This is the boundary between the
-// FFI handlers, which any C++ compiler builds, and AITER's headers, which only aiter_adapter_*.cc
-// include.
+// FFI handlers, which any C++ compiler builds, and AITER's headers, which only the
+// files of a generation, such as aiter_dev18_*.cc, include.
 //
 // A library that serves these structs exports attn_dispatch_aiter(). There are two: the adapter in
 // front of AITER, and the emulator of the tests. Nothing here throws, allocates device memory,
@@ -8,8 +8,9 @@
 //
 // Strides count elements, and the last axis of every array is contiguous. "Group mode" is AITER's
 // name for packed sequences: seqstart_* [batch + 1], on the device, say at which row each sequence
-// starts. If seqlen_* [batch] are given, a sequence has that many rows, and the rows between its
-// end and the next start are never read or written.
+// starts. A sequence may end before the next one starts: then it has seqlen_* [batch] rows, or, for
+// generation "v0.1.15", as many as the difference of its prefix sums cu_seqlen_* [batch + 1]. The
+// rows between its end and the next start are never read or written.
 #pragma once
 
 #include <stdint.h>
@@ -19,7 +20,7 @@ extern "C" {
 #endif
 
 // The version of this file. A library of another version is refused.
-#define ATTN_AITER_API_VERSION 4
+#define ATTN_AITER_API_VERSION 5
 
 enum AttnAiterDtype { ATTN_AITER_FP16 = 0, ATTN_AITER_BF16 = 1 };
 
@@ -48,8 +49,10 @@ struct AttnAiterCall {
   const void* bias;           // q's dtype, or float32 ALiBi slopes, or null
   const int32_t* seqstart_q;  // group mode, else null
   const int32_t* seqstart_k;
-  const int32_t* seqlen_q;    // group mode with gaps, else null
-  const int32_t* seqlen_k;    // also in split-KV calls, where it is required
+  const int32_t* seqlen_q;     // group mode with gaps, generation "dev18", else null
+  const int32_t* seqlen_k;     // also in split-KV calls, where it is required
+  const int32_t* cu_seqlen_q;  // group mode with gaps, generation "v0.1.15", else null
+  const int32_t* cu_seqlen_k;
   const uint64_t* rng_state;  // {seed, offset} on the device; null without dropout
 
   int32_t dtype;  // AttnAiterDtype
@@ -138,6 +141,7 @@ struct AttnAiterBackward {
   void* dbias;       // [batch, seq_len_q, num_heads, seq_len_kv], or null
   float* softmax_d;  // scratch with lse's strides
   void* dq_acc;      // scratch, zeroed by the caller where AITER adds to it
+  int64_t dq_acc_bytes;
 
   int32_t accumulator;  // AttnAiterAccumulator
   int32_t is_deterministic;
@@ -165,7 +169,7 @@ struct AttnAiterBackward {
 
 struct AttnAiter {
   int32_t api_version;     // ATTN_AITER_API_VERSION
-  const char* generation;  // of AITER's C++ interface: "dev18"
+  const char* generation;  // of AITER's C++ interface: "dev18", "v0.1.15"
   const char* arch;        // the gfx name that the kernels are built for; null if they run on any
 
   // Writes the gfx name of the current device ("gfx942") to `arch`. Returns 0, or 1 with a sentence

@@ -26,6 +26,12 @@ std::string Find() {
   return (library.parent_path() / "hsa" / ArchOfBuild()).string() + "/";
 }
 
+#ifdef ATTN_DISPATCH_AITER_ASM_ROOT
+constexpr bool kVariableIsRoot = true;
+#else
+constexpr bool kVariableIsRoot = false;
+#endif
+
 }  // namespace
 
 const char* ArchOfBuild() { return ATTN_TEXT_OF(ATTN_DISPATCH_AITER_ARCH); }
@@ -41,6 +47,14 @@ const std::string& AsmFolder() {
   if (known.compare_exchange_strong(expected, made)) return *made;
   delete made;
   return *expected;
+}
+
+const std::string& AsmVariable() {
+  const std::string& folder = AsmFolder();
+  if (!kVariableIsRoot || folder.empty()) return folder;
+  static const auto* root = new std::string(
+      std::filesystem::path(folder).parent_path().parent_path().string());  // never freed
+  return *root;
 }
 
 }  // namespace attn_dispatch::aiter_adapter

@@ -22,9 +22,16 @@ hipError_t ATTN_REAL_PROPERTIES(hipDeviceProp_t* properties, int device);
 // AITER loads its kernels from the folder $AITER_ASM_DIR. Here that is the folder of this library,
 // whatever another package or an `import aiter` has set. Setting the variable instead would change
 // the environment of everything else in the process, and of AITER for another architecture.
+// $AITER_LOG_LEVEL is quieter unless it is set: AITER would print a line for each kernel that it
+// loads, and for each question whether it has one.
 char* __wrap_getenv(const char* name) {
+  if (std::strcmp(name, "AITER_LOG_LEVEL") == 0) {
+    static char quiet[] = "ERROR";
+    char* level = __real_getenv(name);
+    return level ? level : quiet;
+  }
   if (std::strcmp(name, "AITER_ASM_DIR") != 0) return __real_getenv(name);
-  const std::string& folder = attn_dispatch::aiter_adapter::AsmFolder();
+  const std::string& folder = attn_dispatch::aiter_adapter::AsmVariable();
   return folder.empty() ? nullptr : const_cast<char*>(folder.c_str());
 }
 

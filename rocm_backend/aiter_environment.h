@@ -12,4 +12,9 @@ const char* ArchOfBuild();
 // found.
 const std::string& AsmFolder();
 
+// The answer to AITER's question for its variable AITER_ASM_DIR; empty if the folder was not found.
+// Generation "dev18" expects the folder above, and later ones the one that has a folder for each
+// architecture.
+const std::string& AsmVariable();
+
 }  // namespace attn_dispatch::aiter_adapter

@@ -16,7 +16,6 @@ AttnAiterSplitKv split_kv_struct(const CallSite& site, ArrayReader& arrays);
 struct BackwardCall {
   AttnAiterBackward call{};
   size_t dq_bytes = 0;
-  size_t dq_acc_bytes = 0;
   size_t dbias_bytes = 0;
 };
 BackwardCall backward_struct(const CallSite& site, ArrayReader& arrays);

@@ -59,7 +59,13 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary dictionary)
   state->poisons = poison.value;
   state->site = std::move(site.value);
   state->aiter = loaded_aiter(state->site.arch);
-  if (state->aiter) return state;
+  if (state->aiter && state->aiter->calls->generation == state->site.generation) return state;
+  if (state->aiter) {
+    return ffi::Unexpected(
+        to_ffi({Code::kLibrary, "the program was lowered for AITER's generation " +
+                                    state->site.generation + ", and that of the library is " +
+                                    state->aiter->calls->generation + "; lower it again here"}));
+  }
   return ffi::Unexpected(
       to_ffi({Code::kLibrary, "its library for \"" + state->site.arch +
                                   "\" is not loaded; build it with `attn-dispatch build-aiter` "
@@ -158,7 +164,7 @@ struct Execution {
     const AttnAiterBackward& call = backward.call;
     const bool writes_all = call.call.mask == ATTN_AITER_NO_MASK && !call.call.is_group;
     if (!(writes_all && call.is_deterministic)) {
-      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq_acc, 0, backward.dq_acc_bytes));
+      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq_acc, 0, static_cast<size_t>(call.dq_acc_bytes)));
     }
     // On gfx942 and for head dim 64 the 16-bit kernels add to dq itself.
     if (call.accumulator == ATTN_AITER_ATOMIC_16) {

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @ARCHS
 def test_the_adapter_names_the_arch_of_the_device(aiter_on: Any, arch: str):
-    assert aiter_on(arch).table.api_version == 4
+    assert aiter_on(arch).table.api_version == 5
     assert aiter_on(arch).table.generation == b"dev18"
     assert aiter_on(arch).table.arch is None  # this library has the host code of both
     assert aiter_on(arch).device_arch() == arch

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.aiter.call import AiterCall
-from attn_dispatch.aiter.kernels import Kernel
+from attn_dispatch.aiter.kernels import Accumulator, Kernel
 from attn_dispatch.aiter.sizes import keys_per_split
 from attn_dispatch.semantics.wider_arrays import round_up
 
@@ -49,7 +49,7 @@ def backward_results(call: AiterCall, kernel: Kernel) -> Buffers:
         shape = (call.batch, call.seq_len_q, call.num_heads, call.seq_len_kv)
         results["dbias"] = jax.ShapeDtypeStruct(shape, call.dtype)
     results["softmax_d"] = _per_row(call)
-    results["dq_acc"] = _dq_acc(call, kernel)
+    results["dq_acc"] = dq_acc(call, kernel.accumulator)
     return results
 
 
@@ -57,15 +57,15 @@ def workspace_bytes(call: AiterCall, kernel: Kernel) -> int:
     """Bytes of scratch memory: results beyond output, lse and gradients of the operands' sizes."""
     if call.is_split:
         results = split_results(call, kernel.num_splits)
-        return _bytes(results["lse_acc"]) + _bytes(results["out_acc"])
+        return num_bytes(results["lse_acc"]) + num_bytes(results["out_acc"])
     if not call.backward:
         return 0
     results = backward_results(call, kernel)
-    scratch = _bytes(results["softmax_d"]) + _bytes(results["dq_acc"])
+    scratch = num_bytes(results["softmax_d"]) + num_bytes(results["dq_acc"])
     if "dbias" in results:
-        scratch += _bytes(results["dbias"])
+        scratch += num_bytes(results["dbias"])
     if call.num_heads != call.num_kv_heads:
-        scratch += _bytes(results["dk"]) + _bytes(results["dv"])
+        scratch += num_bytes(results["dk"]) + num_bytes(results["dv"])
     return scratch
 
 
@@ -79,11 +79,11 @@ def _per_row(call: AiterCall) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((*leading, call.num_heads, call.seq_len_q), jnp.float32)
 
 
-def _dq_acc(call: AiterCall, kernel: Kernel) -> jax.ShapeDtypeStruct:
+def dq_acc(call: AiterCall, accumulator: Accumulator) -> jax.ShapeDtypeStruct:
     """The accumulator of dq, in the layout of aiter_api.h's AttnAiterAccumulator."""
-    if kernel.accumulator == "atomic_32":
+    if accumulator == "atomic_32":
         return jax.ShapeDtypeStruct((*_per_row(call).shape, call.head_dim), jnp.float32)
-    if kernel.accumulator == "atomic_16":
+    if accumulator == "atomic_16":
         rows = round_up(call.max_seq_len_q, 16)
         dim = 192 if call.head_dim == 192 else 128
         return jax.ShapeDtypeStruct((call.batch, call.num_heads, rows, dim), call.dtype)
@@ -98,5 +98,6 @@ def num_dq_acc(call: AiterCall) -> int:
     return -(-call.max_seq_len_kv // keys_per_split(call))
 
 
-def _bytes(x: jax.ShapeDtypeStruct) -> int:
+def num_bytes(x: jax.ShapeDtypeStruct) -> int:
+    """The size of a buffer."""
     return math.prod(x.shape) * jnp.dtype(x.dtype).itemsize

@@ -24,6 +24,9 @@ WRAPPED = tuple(
 """Linker flags for the functions that rocm_backend/aiter_environment.cc replaces. HIP 6 renamed one
 of them."""
 
+WRAPPED_LAUNCH = (*WRAPPED, "-Wl,--wrap=hipModuleLaunchKernel")
+"""Those for generation "v0.1.15", of which rocm_backend/aiter_v0_1_15_device.cc replaces one."""
+
 
 @dataclass(frozen=True)
 class Library:

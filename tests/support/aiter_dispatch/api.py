@@ -29,6 +29,7 @@ class Library:
     def __init__(self, path: Path):
         self._library = ctypes.CDLL(str(path))
         self._library.fake_hip_take_records.restype = ctypes.c_char_p
+        self._library.fake_hip_take_launches.restype = ctypes.c_char_p
         self._library.attn_dispatch_aiter.restype = ctypes.POINTER(Table)
         self.table = self._library.attn_dispatch_aiter().contents
 
@@ -87,6 +88,12 @@ class Library:
         answer = ask(ctypes.addressof(call), message, _MESSAGE)
         assert answer in (0, 1), message.value.decode()
         return bool(answer)
+
+    def take_launches(self) -> list[tuple[tuple[int, ...], bytes]]:
+        """The grid and block (x, y, z, block x) of each ASM kernel launched, and its arguments."""
+        lines = self._library.fake_hip_take_launches().decode().splitlines()
+        parts = [line.split() for line in lines]
+        return [(tuple(map(int, x[:4])), bytes.fromhex(x[4])) for x in parts]
 
     def take_records(self) -> list[str]:
         return self._library.fake_hip_take_records().decode().splitlines()

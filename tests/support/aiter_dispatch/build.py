@@ -35,7 +35,7 @@ HIP_HEADERS = Path("/usr/include/hip")
 ARCHS = ("gfx942", "gfx950")
 
 ADAPTER_SOURCES = (
-    *sorted(path.name for path in ADAPTER.glob("aiter_adapter*.cc")), wheel.ENVIRONMENT[0]
+    *(path.name for path in wheel.adapter_sources(ADAPTER, "dev18")), wheel.ENVIRONMENT[0]
 )  # fmt: skip
 V3_SOURCES = tuple(f"asm_fmha_{way}_v3_{arch}.cpp" for way in ("fwd", "bwd") for arch in ARCHS)
 DISPATCH_SOURCES = (
@@ -93,7 +93,7 @@ def _build(found: Tools) -> tuple[Path, Path]:
     hip = _hip_headers()
     flags = [*_flags(found, hip), f"-I{HERE}", f"-I{ADAPTER}"]
     adapter = [ADAPTER / name for name in ADAPTER_SOURCES]
-    shared = [*adapter, HERE / "fake_hip.cc"]
+    shared = [*adapter, *(HERE / f"fake_{x}.cc" for x in ("hip", "launch", "folder"))]
     captures = [HERE / f"capture_{x}.cc" for x in ("forward", "backward", "split_kv")]
     dispatch = [*(generated / name for name in (*DISPATCH_SOURCES, *V3_SOURCES))]
     dispatch.append(HERE / "unused_forward.cc")
@@ -144,7 +144,7 @@ def _generate(found: Tools) -> Path:
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     for script, *arguments in scripts:
         command = [run_generator.__file__, ";".join(ARCHS), str(script), *arguments]
-        _run([sys.executable, *command], environment)
+        run([sys.executable, *command], environment)
     (output / "stamp").write_text(wanted)
     return output
 
@@ -173,7 +173,7 @@ def _hip_headers() -> Path:
 
 
 def _flags(found: Tools, hip: Path) -> list[str]:
-    resources = _run([found.compiler, "-print-resource-dir"]).strip()
+    resources = run([found.compiler, "-print-resource-dir"]).strip()
     return [
         *("-x", "hip", "--offload-host-only", "-nogpuinc", "-nogpulib", "-std=c++20"),
         *("-O0", "-fPIC", "-w", "-fbracket-depth=100000"),
@@ -194,11 +194,16 @@ def _compile(found: Tools, flags: Sequence[str], source: Path) -> Path:
     )
     command = [found.compiler, *flags, *extra, "-c", str(source), "-o", str(target)]
     headers = sorted([*HERE.glob("*.h"), *ADAPTER.glob("aiter*.h")])
-    stamp, wanted = target.with_suffix(".stamp"), _hash(*command, source, *headers)
-    if not _is_fresh(stamp, wanted):
-        _run(command)
-        stamp.write_text(wanted)
+    make(target, command, [source, *headers])
     return target
+
+
+def make(target: Path, command: list[str], inputs: Sequence[Path]) -> None:
+    """Run a command that makes `target`, unless it has run with these inputs before."""
+    stamp, wanted = target.with_suffix(".stamp"), _hash(*command, *inputs)
+    if not (target.exists() and _is_fresh(stamp, wanted)):
+        run(command)
+        stamp.write_text(wanted)
 
 
 def _link(found: Tools, name: str, objects: Sequence[Path]) -> Path:
@@ -207,7 +212,7 @@ def _link(found: Tools, name: str, objects: Sequence[Path]) -> Path:
     if not target.exists() or target.stat().st_mtime < newest:
         linked = target.with_suffix(f".{os.getpid()}")
         flags = ["-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic", *ninja.WRAPPED]
-        _run([found.compiler, *flags, "-o", str(linked), *map(str, objects)])
+        run([found.compiler, *flags, "-o", str(linked), *map(str, objects)])
         linked.replace(target)
     return target
 
@@ -224,7 +229,7 @@ def _is_fresh(stamp: Path, wanted: str) -> bool:
     return stamp.exists() and stamp.read_text() == wanted
 
 
-def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
+def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")

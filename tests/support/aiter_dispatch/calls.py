@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from attn_dispatch.aiter.buffers import num_dq_acc
+from attn_dispatch.aiter.buffers import dq_acc, num_bytes, num_dq_acc
 from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.kernels import Accumulator
 from tests.support.aiter_dispatch import api
 
 POINTER = 0x1000
@@ -22,14 +23,18 @@ def struct_of(
     *,
     use_asm: bool,
     rounding: int = 0,
-    accumulator: str = "split",
+    accumulator: Accumulator = "split",
     num_splits: int = 1,
+    generation: str = "dev18",
 ):
     """The call as AttnAiterForward, AttnAiterBackward or AttnAiterSplitKv."""
     if call.is_split:
         return _split_kv_struct(call, num_splits)
     full = api.backward_struct() if call.backward else api.forward_struct()
     _fill_common(full.call, call)
+    if call.has_gaps and generation != "dev18":
+        full.call.seqlen_q = full.call.seqlen_k = None
+        full.call.cu_seqlen_q = full.call.cu_seqlen_k = POINTER + 0x100
     full.call.use_asm, full.call.bf16_rounding = use_asm, rounding
     if call.backward:
         _fill_backward(full, call, accumulator)
@@ -96,7 +101,7 @@ def _split_kv_struct(call: AiterCall, num_splits: int):
     return full
 
 
-def _fill_backward(full: Any, call: AiterCall, accumulator: str) -> None:
+def _fill_backward(full: Any, call: AiterCall, accumulator: Accumulator) -> None:
     for name in ("out", "lse", "out_grad", "dq", "dk", "dv", "softmax_d", "dq_acc"):
         setattr(full, name, POINTER)
     heads, dim = call.num_heads, call.head_dim
@@ -110,6 +115,7 @@ def _fill_backward(full: Any, call: AiterCall, accumulator: str) -> None:
         full.batch_stride_dbias = call.seq_len_q * full.stride_dbias
     full.is_deterministic = call.deterministic
     full.accumulator = _ACCUMULATORS[accumulator]
+    full.dq_acc_bytes = num_bytes(dq_acc(call, accumulator))
     if accumulator == "split":
         _set_strides(full, "dq_acc", call, call.seq_len_q, heads, dim)
         if num_dq_acc(call) > 1:

@@ -1,5 +1,7 @@
 // A HIP runtime for AITER's host code on machines without a GPU. It reports the GPUs that a test
 // sets, and records the kernels that AITER launches.
+#include "fake_hip.h"
+
 #include <hip/hip_runtime_api.h>
 #include <unistd.h>
 
@@ -9,8 +11,10 @@
 #include <string>
 #include <utility>
 
-#include "aiter_environment.h"
 #include "record.h"
+
+using fake_hip::Function;
+using fake_hip::Module;
 
 namespace {
 
@@ -18,20 +22,13 @@ struct Gpu {
   std::string arch;
   int compute_units;
 };
-struct Module {
-  std::string file;
-  int device;
-};
-struct Function {
-  std::string name;
-  const Module* module;
-};
 
 std::mutex mutex;
 Gpu any_gpu{"gfx942", 304};
 std::map<int, Gpu> gpus;  // by device, where they differ
 std::map<std::string, std::string> folders;
 std::string records;
+std::string launches;
 int hip_version = 7;
 int launch_error = hipSuccess;
 std::string failing;   // the name of a function that must fail once,
@@ -78,12 +75,7 @@ float RecordLiteral(const char* line) { return Record(line); }
 
 }  // namespace record
 
-const char* attn_dispatch::aiter_adapter::ArchOfBuild() { return nullptr; }
-
-// With AITER this is the folder beside the library of one GPU; here one library serves all GPUs.
-const std::string& attn_dispatch::aiter_adapter::AsmFolder() {
-  return folders[gpu(current_device).arch];
-}
+const std::string& fake_hip::FolderOfDevice() { return folders[gpu(current_device).arch]; }
 
 extern "C" {
 
@@ -120,7 +112,15 @@ const char* fake_hip_take_records() {
   return taken.c_str();
 }
 
+// Returns and clears a line for each launch of an ASM kernel: its grid, its block, its arguments.
+const char* fake_hip_take_launches() {
+  static std::string taken;
+  taken = std::exchange(launches, "");
+  return taken.c_str();
+}
+
 hipError_t hipGetDeviceCount(int* count) {
+  if (fails("hipGetDeviceCount")) return returned(hipErrorNoDevice);
   *count = 8;
   return returned(hipSuccess);
 }
@@ -138,6 +138,7 @@ hipError_t hipSetDevice(int device) {
 }
 
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {
+  if (fails("hipGetDeviceProperties")) return returned(hipErrorInitializationError);
   std::memset(properties, 0, sizeof *properties);
   // The name as ROCm writes it.
   std::strcpy(properties->gcnArchName, (gpu(device).arch + ":sramecc+:xnack-").c_str());
@@ -146,8 +147,20 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {
 }
 
 hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int device) {
-  if (attribute != hipDeviceAttributeMultiprocessorCount) return returned(hipErrorInvalidValue);
-  *value = gpu(device).compute_units;
+  if (fails("hipDeviceGetAttribute")) return returned(hipErrorInitializationError);
+  switch (static_cast<int>(attribute)) {
+    case hipDeviceAttributeMultiprocessorCount:
+      *value = gpu(device).compute_units;
+      break;
+    case hipDeviceAttributeMaxSharedMemoryPerBlock:
+      *value = gpu(device).arch == "gfx950" ? 160 << 10 : 64 << 10;
+      break;
+    case fake_hip::kPciChipId:
+      *value = gpu(device).compute_units == 80 ? 0x74a2 : 0x74a1;  // MI308X, MI300X
+      break;
+    default:
+      return returned(hipErrorInvalidValue);
+  }
   return returned(hipSuccess);
 }
 
@@ -172,11 +185,16 @@ hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t module, con
   return returned(hipSuccess);
 }
 
-hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned, unsigned, unsigned, unsigned,
-                                 unsigned, unsigned, unsigned, hipStream_t, void**, void**) {
+hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned x, unsigned y, unsigned z,
+                                 unsigned block_x, unsigned, unsigned, unsigned, hipStream_t,
+                                 void**, void** extra) {
+  if (fails("hipModuleLaunchKernel")) return returned(hipErrorLaunchFailure);
+  launches += fake_hip::Describe({x, y, z, block_x}, extra);
   const auto* launched = reinterpret_cast<const Function*>(function);
   // HIP fails to launch a function of another device, and then AITER ends the process.
-  const bool is_here = launched->module->device == current_device;
+  // A function of a fat binary is on every device.
+  const int device = launched->module->device;
+  const bool is_here = device < 0 || device == current_device;
   record::Record((is_here ? "asm " : "of another device: ") + launched->name + " " +
                  launched->module->file);
   return returned(hipSuccess);

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.kernels import Accumulator
 from tests.support.aiter_dispatch import build
 
 ARCHS = pytest.mark.parametrize("arch", build.ARCHS)
 
 
-def atomic_32(call: AiterCall) -> str:
+def atomic_32(call: AiterCall) -> Accumulator:
     return "atomic_32" if call.backward else "split"
 
 

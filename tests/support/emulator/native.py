@@ -15,6 +15,7 @@ API = ROOT / "rocm_backend" / "aiter_api.h"
 _MESSAGE_SIZE = 1024
 _TYPES: dict[str, type] = {
     "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
     "float": ctypes.c_float,
     "const char*": ctypes.c_char_p,
 }
@@ -117,6 +118,9 @@ class Emulator:
 
     def set_arch(self, arch: str) -> None:
         self.library.attn_emulator_set_arch(arch.encode())
+
+    def set_generation(self, generation: str) -> None:
+        self.library.attn_emulator_set_generation(generation.encode())
 
     def set_asm_answer(self, answer: int) -> None:
         self.library.attn_emulator_set_asm_answer(answer)

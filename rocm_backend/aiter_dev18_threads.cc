@@ -1,4 +1,6 @@
 // Threads that stay on one device each, from which ASM kernels of that device are launched.
+#include "aiter_dev18_threads.h"
+
 #include <unistd.h>
 
 #include <condition_variable>

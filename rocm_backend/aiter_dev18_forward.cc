@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "aiter_adapter.h"
+#include "aiter_dev18_threads.h"
 
 static_assert(
     std::is_same_v<decltype(&aiter::mha_fwd),
@@ -56,6 +57,8 @@ bool AsksForAsm(const AttnAiterForward& forward) {
 }
 
 }  // namespace
+
+const char* Generation() { return "dev18"; }
 
 int Forward(const AttnAiterForward* forward, void* stream, char* message, int32_t size) {
   const HipErrorScope hip_errors;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "aiter_adapter.h"
+#include "aiter_dev18_threads.h"
 
 static_assert(
     std::is_same_v<decltype(&aiter::mha_bwd),

@@ -1,0 +1,105 @@
+// AITER's backward pass, generation "v0.1.15".
+#include <mha_bwd.h>
+
+#include <type_traits>
+
+#include "aiter_v0_1_15.h"
+
+namespace attn_dispatch::aiter_adapter {
+namespace {
+
+template <typename Args>
+concept AsksForScratch =
+    requires(Args args, void* (*give)(size_t, bool)) { args.workspace_alloc = give; };
+
+}  // namespace
+}  // namespace attn_dispatch::aiter_adapter
+
+static_assert(std::is_same_v<decltype(&aiter::mha_bwd),
+                             float (*)(aiter::mha_bwd_args, const ck_tile::stream_config&)> &&
+                  attn_dispatch::aiter_adapter::AsksForScratch<aiter::mha_bwd_args>,
+              "This AITER's mha_bwd is not the one of AITER v0.1.15 and later. Build against a "
+              "later version, or against amd-aiter 0.1.7.post2.dev18.");
+
+namespace attn_dispatch::aiter_adapter {
+namespace {
+
+constexpr const char* kSubfolder = "fmha_v3_bwd/";
+
+void FillStrides(const AttnAiterBackward& backward, aiter::mha_bwd_args& args) {
+  args.nhead_stride_lsed = backward.call.nhead_stride_lse;
+  args.batch_stride_lsed = backward.call.batch_stride_lse;
+  args.stride_do = backward.stride_out_grad;
+  args.stride_dq = backward.stride_dq;
+  args.stride_dk = backward.stride_dk;
+  args.stride_dv = backward.stride_dv;
+  args.stride_dbias = backward.stride_dbias;
+  args.nhead_stride_do = backward.nhead_stride_out_grad;
+  args.nhead_stride_dq = backward.nhead_stride_dq;
+  args.nhead_stride_dk = backward.nhead_stride_dk;
+  args.nhead_stride_dv = backward.nhead_stride_dv;
+  args.nhead_stride_dbias = backward.nhead_stride_dbias;
+  args.batch_stride_do = backward.batch_stride_out_grad;
+  args.batch_stride_dq = backward.batch_stride_dq;
+  args.batch_stride_dk = backward.batch_stride_dk;
+  args.batch_stride_dv = backward.batch_stride_dv;
+  args.batch_stride_dbias = backward.batch_stride_dbias;
+}
+
+float Call(const AttnAiterBackward& backward, hipStream_t stream, bool only_ask) {
+  const AttnAiterCall& call = backward.call;
+  aiter::mha_bwd_args args{};
+  FillNamed(call, args);
+  FillStrides(backward, args);
+  args.v3_api_check = only_ask;
+  args.v3_atomic_fp32 = backward.accumulator == ATTN_AITER_ATOMIC_32;
+  args.v3_bf16_cvt = call.bf16_rounding;
+  args.has_dbias = backward.dbias != nullptr;
+  args.has_dropout = call.dropout_rate > 0;
+  args.is_deterministic = backward.is_deterministic != 0;
+  args.o_ptr = backward.out;
+  args.lse_ptr = backward.lse;
+  args.do_ptr = backward.out_grad;
+  args.d_ptr = backward.softmax_d;
+  args.dq_ptr = backward.dq;
+  args.dk_ptr = backward.dk;
+  args.dv_ptr = backward.dv;
+  args.dbias_ptr = backward.dbias;
+  args.max_seqlen_k = call.max_seq_len_kv;
+  args.scale = call.scale;
+  args.p_undrop = 1 - call.dropout_rate;
+  // Asked once, in this thread, before anything is queued. The caller has zeroed the memory.
+  args.workspace_alloc = [&backward](size_t bytes, bool) -> void* {
+    if (backward.dq_acc_bytes >= 0 && bytes <= static_cast<size_t>(backward.dq_acc_bytes)) {
+      return backward.dq_acc;
+    }
+    throw std::runtime_error("it asks for " + std::to_string(bytes) +
+                             " bytes of scratch, and the call has " +
+                             std::to_string(backward.dq_acc_bytes));
+  };
+  return Throwing([&] { return aiter::mha_bwd(args, ck_tile::stream_config{stream}); });
+}
+
+}  // namespace
+
+int Backward(const AttnAiterBackward* backward, void* stream, char* message, int32_t size) {
+  const HipErrorScope hip_errors;
+  if (const auto refusal = AsmRefusal(backward->call)) return Fail(message, size, *refusal);
+  if (backward->accumulator == ATTN_AITER_SPLIT) {
+    return Fail(message, size, "dq_acc is laid out for CK: " + Describe(backward->call));
+  }
+  if (const auto error = AsmFolderError(kSubfolder)) return Fail(message, size, *error);
+  if (const auto error = DeviceError()) return Fail(message, size, *error);
+  return Launch(backward->call, message, size, [&] {
+    return Call(*backward, static_cast<hipStream_t>(stream), /*only_ask=*/false);
+  });
+}
+
+int BackwardTakesAsm(const AttnAiterBackward* backward, char* message, int32_t size) {
+  if (AsmRefusal(backward->call) || backward->accumulator == ATTN_AITER_SPLIT) return 0;
+  if (const auto error = DeviceError()) return Fail(message, size, *error), -1;
+  return TakesAsm(backward->call, message, size,
+                  [&] { return Call(*backward, nullptr, /*only_ask=*/true); });
+}
+
+}  // namespace attn_dispatch::aiter_adapter
