@@ -107,7 +107,8 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-
 	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
 	  $(VENDORS) $(BIN)/python -m pytest -n auto tests/xla/test_draws.py tests/xla/test_conformance.py \
 	  tests/flash/test_flash.py tests/aiter/test_conformance.py tests/core/test_vmap_draws.py \
-	  tests/core/rewrites/test_paged.py tests/core/rewrites/test_grouped_heads.py
+	  tests/core/rewrites/test_paged.py tests/core/rewrites/test_grouped_heads.py \
+	  tests/cdna/test_attention.py
 	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest \
 	  tests/cudnn/test_planning.py tests/cudnn/test_engines.py \
 	  tests/core/rewrites/test_whole_pages.py

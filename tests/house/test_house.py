@@ -171,7 +171,7 @@ def test_public_calls_do_not_pass_locals():
 
 # Folders of tests/ for no single module: for the C++ backends, the repository, or several modules.
 _OTHER_FOLDERS = {
-    "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts",
+    "cdna", "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts",
 }  # fmt: skip
 
 

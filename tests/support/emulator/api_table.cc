@@ -11,7 +11,15 @@ template <typename Call>
 int serve(AttnEmulatorCall kind, const Call& call, void* stream, char* message, int32_t size) {
   remember(call);
   std::string why;
-  if (!must_fail(kind, why)) why = run(call, stream);
+  if (!must_fail(kind, why)) {
+    const AttnEmulatorServer serves = server();
+    const int result = serves ? serves(kind, &call, message, size) : -1;
+    if (result >= 0) {
+      attn_emulator_clear_buffers();
+      return result;
+    }
+    why = run(call, stream);
+  }
   attn_emulator_clear_buffers();
   return why.empty() ? 0 : failed(why, message, size);
 }

@@ -37,6 +37,15 @@ int attn_emulator_last_call(int kind, void* into, int64_t size);
 int attn_emulator_keep(uint64_t seed, uint64_t offset, int32_t sequence, int32_t head, int32_t row,
                        int32_t col, float rate);
 
+// A test's function that serves calls in place of the emulator's computations. It gets the kind,
+// the struct, and the place for the sentence of a failure, and returns 0, 1 after a failure, or -1
+// to leave the call to the emulator. Null: the emulator computes all.
+typedef int (*AttnEmulatorServer)(int kind, const void* call, char* message, int32_t size);
+void attn_emulator_set_server(AttnEmulatorServer server);
+
+// The start and the bytes of buffer number n that was noted on this thread, or 0 past the last.
+int attn_emulator_noted_buffer(int n, uint64_t* start, int64_t* bytes);
+
 // Resets everything to how it was when the library was loaded.
 void attn_emulator_reset(void);
 

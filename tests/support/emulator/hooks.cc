@@ -15,6 +15,7 @@ namespace {
 struct Hooks {
   std::string arch = "gfx942";
   int asm_answer = -1;
+  AttnEmulatorServer server = nullptr;
   std::optional<std::string> next_failure;
   int64_t calls[4] = {};
   std::optional<AttnAiterForward> forward;
@@ -51,6 +52,11 @@ std::string generation() {
 int asm_answer(const AttnAiterCall& call) {
   const auto guard = lock();
   return hooks.asm_answer < 0 ? call.use_asm != 0 : hooks.asm_answer;
+}
+
+AttnEmulatorServer server() {
+  const auto guard = lock();
+  return hooks.server;
 }
 
 bool must_fail(std::string& message) {
@@ -108,6 +114,11 @@ ATTN_EXPORT void attn_emulator_set_arch(const char* arch) {
 ATTN_EXPORT void attn_emulator_set_asm_answer(int answer) {
   const auto guard = attn_emulator::lock();
   hooks.asm_answer = answer;
+}
+
+ATTN_EXPORT void attn_emulator_set_server(AttnEmulatorServer server) {
+  const auto guard = attn_emulator::lock();
+  hooks.server = server;
 }
 
 ATTN_EXPORT void attn_emulator_fail_next(const char* message) {

@@ -17,6 +17,9 @@ int asm_answer(const AttnAiterCall& call);
 bool must_fail(AttnEmulatorCall kind, std::string& message);
 bool must_fail(std::string& message);  // for a call that is not counted
 
+// The function of a test's that serves calls, or null.
+AttnEmulatorServer server();
+
 void remember(const AttnAiterForward& forward);
 void remember(const AttnAiterBackward& backward);
 void remember(const AttnAiterSplitKv& split);

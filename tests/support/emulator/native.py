@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,11 @@ _Ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c
 _Arch = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32
 )
+
+_Serve = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+)
+Server = Callable[[ctypes.Structure], str | None]
 
 
 class Table(ctypes.Structure):
@@ -124,6 +130,35 @@ class Emulator:
 
     def set_asm_answer(self, answer: int) -> None:
         self.library.attn_emulator_set_asm_answer(answer)
+
+    def set_server(self, server: Server | None) -> None:
+        """Hand calls to a function, until `reset`.
+
+        It gets a struct and returns "", or the sentence of a failure, or None to leave the call to
+        the emulator.
+        """
+
+        def serve(kind: int, call: int, message: int, size: int) -> int:
+            struct = next(x for number, x in _KINDS.values() if number == kind)
+            assert server is not None
+            sentence = server(struct.from_address(call))
+            if sentence is None:
+                return -1
+            written = sentence.encode()[: size - 1] + b"\0"
+            ctypes.memmove(message, written, len(written))
+            return bool(sentence)
+
+        self._server = _Serve(serve) if server else _Serve()  # held here while C may call it
+        self.library.attn_emulator_set_server(self._server)
+
+    def noted_buffers(self) -> list[tuple[int, int]]:
+        """The start and the bytes of each buffer of the call that this thread is in."""
+        found: list[tuple[int, int]] = []
+        start, size = ctypes.c_uint64(), ctypes.c_int64()
+        noted = self.library.attn_emulator_noted_buffer
+        while noted(len(found), ctypes.byref(start), ctypes.byref(size)):
+            found.append((start.value, size.value))
+        return found
 
     def fail_next(self, message: str) -> None:
         self.library.attn_emulator_fail_next(message.encode())

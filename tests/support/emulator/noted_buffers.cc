@@ -1,8 +1,10 @@
 #include "noted_buffers.h"
 
+#include <iterator>
 #include <limits>
 #include <map>
 
+#include "emulator.h"
 #include "export.h"
 
 namespace attn_emulator {
@@ -37,6 +39,15 @@ ATTN_EXPORT void attn_emulator_note_buffer(const void* start, int64_t bytes) {
     it = overlaps && !is_same ? noted.erase(it) : std::next(it);
   }
   noted[first] = bytes;
+}
+
+ATTN_EXPORT int attn_emulator_noted_buffer(int n, uint64_t* start, int64_t* bytes) {
+  const auto& noted = attn_emulator::noted;
+  if (n >= static_cast<int>(noted.size())) return 0;
+  const auto& [address, size] = *std::next(noted.begin(), n);
+  *start = address;
+  *bytes = size;
+  return 1;
 }
 
 ATTN_EXPORT void attn_emulator_clear_buffers(void) { attn_emulator::noted.clear(); }

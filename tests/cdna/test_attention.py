@@ -1,0 +1,98 @@
+"""Calls of attention on AITER's own machine code, from JAX's program to the kernels' stores.
+
+A call is lowered for an AMD GPU. The handlers run on this CPU and call the adapter and AITER's
+dispatch, whose kernels are read from the wheel and interpreted. Results are compared with float64;
+NaN fills padding and, before the call, all that must be written. Kernels may touch XLA's buffers
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
+
+from collections.abc import Callable
+
+import jax
+import pytest
+
+from attn_dispatch.devices.target import parse
+from tests.support.aiter_check import Check
+from tests.support.cdna.cases import (
+    CASES,
+    NAN,
+    SCHEDULES,
+    STRICT,
+    UNSAFE,
+    KernelCase,
+    case,
+    drawn,
+)  # fmt: skip
+from tests.support.cdna.kernels import Gpu
+from tests.support.cdna.machine import Schedule
+from tests.support.extent import number_of_draws
+
+GpuOf = Callable[[str], Gpu]
+
+
+@pytest.mark.parametrize("kernel_case", CASES, ids=str)
+def test_kernels_agree_with_the_reference(kernel_case: KernelCase, gpu_of: GpuOf):
+    """In every order of events that barriers and waits allow."""
+    gpu = gpu_of(kernel_case.arch)
+    check = Check.of(kernel_case.case, parse(kernel_case.arch), gpu.emulator)
+    for gpu.schedule in SCHEDULES:
+        gpu.ran = []
+        errors = check.errors()
+        assert gpu.ran == list(kernel_case.kernels)
+        assert max(errors.values()) <= kernel_case.allowed, (gpu.schedule, errors)
+        assert gpu.conflicts == [], gpu.schedule
+
+
+def test_drawn_calls_agree_with_the_reference(gpu_of: GpuOf):
+    for seed in range(number_of_draws(6, 2000)):
+        arch, call, schedule = drawn(seed)
+        gpu = gpu_of(arch)
+        gpu.schedule = schedule
+        errors = Check.of(call, parse(arch), gpu.emulator).errors()
+        allowed = KernelCase(arch, call, ()).allowed
+        assert max(errors.values()) <= allowed, (seed, arch, call.to_json(), errors)
+        assert gpu.conflicts == [], (seed, arch, call.to_json())
+        assert set(gpu.ran) - {"ck"}, (seed, arch, call.to_json())
+
+
+@pytest.mark.parametrize("kernel_case", UNSAFE, ids=str)
+def test_missing_barriers_of_gfx950(kernel_case: KernelCase, gpu_of: GpuOf):
+    """LDS is overwritten with no barrier after another wave's reads: legal orders give wrong
+    results. In times like hardware's, hundreds of cycles lie between, and results are right."""
+    gpu = gpu_of(kernel_case.arch)
+    check = Check.of(kernel_case.case, parse(kernel_case.arch), gpu.emulator)
+    gpu.schedule = STRICT
+    check.errors()
+    assert gpu.ran == list(kernel_case.kernels)
+    assert gpu.conflicts != []
+    gpu.schedule = Schedule("timed", seed=1, fill=NAN)
+    errors = check.errors()
+    assert max(errors.values()) <= 1, errors
+
+
+class _Shortened(Gpu):
+    """A GPU with one buffer four bytes shorter than it is."""
+
+    number: int
+
+    def buffers(self) -> list[tuple[int, int]]:
+        start, size = super().buffers()[self.number]
+        others = [x for n, x in enumerate(super().buffers()) if n != self.number]
+        return [*others, (start, size - 4)]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_kernel_that_leaves_a_buffer_is_noticed(number: int, gpu_of: GpuOf):
+    """Every array of a forward call, too short by four bytes."""
+    gpu = gpu_of("gfx942")
+    shortened = _Shortened(gpu.dispatch, gpu.machine, gpu.emulator)
+    shortened.number = number
+    gpu.emulator.set_server(shortened.serve)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="is in no buffer"):
+        Check.of(case("shortened"), parse("gfx942"), gpu.emulator).errors()

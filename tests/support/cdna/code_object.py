@@ -1,0 +1,110 @@
+"""A code object's one kernel: its descriptor, and its code."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_ARCHS = {0x4C: "gfx942", 0x4F: "gfx950"}
+_PROGRAM, _SYMBOLS, _DYNAMIC_SYMBOLS = 1, 2, 11
+_EXECUTABLE = 4
+_USER_SGPRS = (4, 2, 2, 2, 2, 2, 1)
+"""The registers of each thing that the descriptor asks for: the fourth is the arguments."""
+
+
+@dataclass(frozen=True)
+class Section:
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+
+    def holds(self, address: int) -> bool:
+        return self.address <= address < self.address + self.size
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """What a launch needs to know; LLVM's AMDGPUUsage names the fields of the descriptor."""
+
+    name: str
+    arch: str
+    code: bytes
+    code_address: int
+    entry: int
+    lds_bytes: int
+    kernarg_bytes: int
+    vgprs: int
+    """Vector registers, the accumulators among them."""
+    first_agpr: int
+    """How many of them come before the accumulators."""
+    flushes_denormals: bool
+    group_id_mask: int
+    user_sgprs: tuple[int, ...]
+    """The numbers of registers before the workgroup's, in order; that of the arguments is -2."""
+
+
+def read(path: Path) -> CodeObject:
+    data = path.read_bytes()
+    sections = list(_sections(data))
+    (kernel,) = {x for x in _symbols(data, sections) if x[1].endswith(".kd")}
+    (code,) = (x for x in sections if x.kind == _PROGRAM and x.flags & _EXECUTABLE)
+    descriptor, name = kernel
+    home = next(x for x in sections if x.holds(descriptor))
+    at = home.offset + descriptor - home.address
+    lds_bytes, private_bytes, _, _, entry = struct.unpack_from("<IIIIq", data, at)
+    rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", data, at + 44)
+    round_mode, ieee = rsrc1 >> 12 & 15, rsrc1 >> 23 & 1
+    if private_bytes or preload or round_mode or ieee:
+        raise NotImplementedError(f"{path}: scratch, preloading, or a mode that is not modelled")
+    (flags,) = struct.unpack_from("<I", data, 48)
+    return CodeObject(
+        name=name.removesuffix(".kd"),
+        arch=_ARCHS[flags & 0xFF],
+        code=data[code.offset : code.offset + code.size],
+        code_address=code.address,
+        entry=descriptor + entry,
+        lds_bytes=lds_bytes,
+        kernarg_bytes=_kernarg_bytes(data),
+        vgprs=((rsrc1 & 63) + 1) * 8,
+        first_agpr=((rsrc3 & 63) + 1) * 4,
+        flushes_denormals=not rsrc1 >> 16 & 3,
+        group_id_mask=rsrc2 >> 7 & 7,
+        user_sgprs=tuple(
+            -size if bit == 3 else size
+            for bit, size in enumerate(_USER_SGPRS)
+            if properties >> bit & 1
+        ),
+    )
+
+
+def _kernarg_bytes(data: bytes) -> int:
+    """The size of the arguments, from the metadata in MessagePack; the descriptor may have 0."""
+    key = b".kernarg_segment_size"
+    at = data.index(key) + len(key)
+    size = {0xCC: 1, 0xCD: 2}[data[at]]
+    return int.from_bytes(data[at + 1 : at + 1 + size])
+
+
+def _sections(data: bytes) -> Iterator[Section]:
+    (start,) = struct.unpack_from("<Q", data, 40)
+    size, number = struct.unpack_from("<HH", data, 58)
+    for n in range(number):
+        _, kind, flags, address, offset, length, link = struct.unpack_from(
+            "<IIQQQQI", data, start + n * size
+        )
+        yield Section(kind, flags, address, offset, length, link)
+
+
+def _symbols(data: bytes, sections: list[Section]) -> Iterator[tuple[int, str]]:
+    for table in sections:
+        if table.kind not in (_SYMBOLS, _DYNAMIC_SYMBOLS):
+            continue
+        names = sections[table.link].offset
+        for at in range(table.offset, table.offset + table.size, 24):
+            name, _, _, _, value = struct.unpack_from("<IBBHQ", data, at)
+            yield value, data[names + name : data.index(b"\0", names + name)].decode()

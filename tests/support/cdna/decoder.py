@@ -1,0 +1,166 @@
+"""Instructions as LLVM writes them, as the structs of machine.h."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tests.support.cdna.disassembler import Line
+
+FIRST_AGPR = 256
+_NONE, _SGPR, _VGPR, _CONSTANT = range(4)
+_QUAD_PERM = 8
+_FLAGS = {"idxen": 1, "offen": 2, "lds": 4}
+_TO_LDS = _FLAGS["lds"]
+_NAMED = {
+    "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "m0": (124, 1),
+    "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
+}  # fmt: skip
+_WITHOUT_MEANING = {"s_nop", "s_setprio"}
+_MOST_VECTOR, _MOST_OTHER = 63, 15
+
+
+class Operand(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("kind", "index", "width", "negate", "absolute")]
+
+
+class Instruction(ctypes.Structure):
+    _fields_ = [
+        *((x, ctypes.c_int32) for x in ("op", "flags", "immediate", "target", "address")),
+        ("operands", Operand * 5),
+    ]
+
+
+@dataclass(frozen=True)
+class Code:
+    instructions: ctypes.Array[Instruction]
+    numbers: Mapping[int, int]
+    """The number of the instruction at each address."""
+
+    def vector_registers(self) -> tuple[int, int]:
+        """How many vector registers and accumulators the code needs."""
+        ends = {
+            x.index + x.width
+            for instruction in self.instructions
+            for x in instruction.operands
+            if x.kind == _VGPR
+        }
+        vectors = max((x for x in ends if x <= FIRST_AGPR), default=0)
+        return vectors, max((x - FIRST_AGPR for x in ends if x > FIRST_AGPR), default=0)
+
+
+class _Parsed(NamedTuple):
+    """An instruction's operands, and what its modifiers say."""
+
+    operands: str
+    immediate: int = 0
+    flags: int = 0
+
+
+def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
+    """The instructions of some lines. `ops`: the interpreter's number of each mnemonic."""
+    numbers = {line.address: n for n, line in enumerate(lines)}
+    instructions = (Instruction * len(lines))()
+    for instruction, line in zip(instructions, lines, strict=True):
+        mnemonic, _, text = line.text.partition(" ")
+        op = re.sub(r"_(e32|e64|dpp)$", "", mnemonic)
+        if op not in ops:
+            raise NotImplementedError(f"{line.text} at {line.address:#x}")
+        instruction.op, instruction.address = ops[op], line.address
+        if op in _WITHOUT_MEANING:
+            continue
+        if "branch" in op:
+            instruction.target = numbers[line.address + 4 + 4 * _signed(int(text), 16)]
+        elif op == "s_waitcnt":
+            instruction.immediate = _counts(text)
+        else:
+            _fill(instruction, _modifiers(op, text.strip()))
+    return Code(instructions, numbers)
+
+
+def _fill(instruction: Instruction, parsed: _Parsed) -> None:
+    instruction.flags, instruction.immediate = parsed.flags, parsed.immediate
+    operands = [_operand(x) for x in parsed.operands.split(", ")] if parsed.operands else []
+    if parsed.flags & _TO_LDS:
+        operands.insert(0, Operand(_NONE))  # data goes to no register
+    for n, operand in enumerate(operands):
+        instruction.operands[n] = operand
+
+
+def _counts(text: str) -> int:
+    counts = {name: int(count) for name, count in re.findall(r"(\w+)\((\d+)\)", text)}
+    if not counts or counts.keys() - {"vmcnt", "lgkmcnt", "expcnt"}:
+        raise NotImplementedError(f"s_waitcnt {text}")
+    vector, other = counts.get("vmcnt", _MOST_VECTOR), counts.get("lgkmcnt", _MOST_OTHER)
+    return vector | other << 8
+
+
+_QUAD = re.compile(r" quad_perm:\[(\d),(\d),(\d),(\d)\] row_mask:0xf bank_mask:0xf$")
+_SELECTED = re.compile(r" op_sel(_hi)?:\[(\d),(\d)(?:,(\d))?\]")
+_WORDS = re.compile(r"((?: (?:idxen|offen|lds|offset:-?\d+))*)$")
+
+
+def _modifiers(op: str, text: str) -> _Parsed:
+    """Split off what follows the operands. An unknown modifier stays, and is no operand."""
+    if quad := _QUAD.search(text):
+        lanes = sum(int(lane) << 2 * n for n, lane in enumerate(quad.groups()))
+        return _Parsed(text[: quad.start()], lanes, _QUAD_PERM)
+    if op.startswith("v_pk_"):
+        return _selected(text)
+    found = _WORDS.search(text)
+    assert found is not None
+    immediate = flags = 0
+    for word in found[1].split():
+        if word.startswith("offset:"):
+            immediate = int(word.removeprefix("offset:"))
+        else:
+            flags |= _FLAGS[word]
+    return _Parsed(text[: found.start()], immediate, flags)
+
+
+def _selected(text: str) -> _Parsed:
+    """Which registers make the low result, in bits 2:0, and which the high one, in bits 6:4."""
+    low, high = 0, 7
+    for found in _SELECTED.finditer(text):
+        bits = sum(int(x or 0) << n for n, x in enumerate(found.groups()[1:]))
+        low, high = (low, bits) if found[1] else (bits, high)
+    return _Parsed(_SELECTED.sub("", text), low | high << 4)
+
+
+_SIGNED = re.compile(r"-(?=[vsa|])")
+_REGISTER = re.compile(r"([vas])(?:(\d+)|\[(\d+):(\d+)\])")
+
+
+def _operand(text: str) -> Operand:
+    """Any operand: -|v7|, s[2:3], vcc, 0x1f, 1.0, off."""
+    negate = _SIGNED.match(text) is not None
+    plain = text[negate:]
+    absolute = plain.startswith("|")
+    plain = plain.strip("|")
+    if plain == "off":
+        return Operand(_NONE)
+    if plain in _NAMED:
+        return Operand(_SGPR, *_NAMED[plain], negate, absolute)
+    if register := _REGISTER.fullmatch(plain):
+        file, one, first, last = register.groups()
+        index, width = (int(one), 1) if one else (int(first), int(last) - int(first) + 1)
+        kind = _SGPR if file == "s" else _VGPR
+        return Operand(kind, index + FIRST_AGPR * (file == "a"), width, negate, absolute)
+    return Operand(_CONSTANT, _constant(plain), 1, negate, absolute)
+
+
+def _constant(text: str) -> int:
+    if re.fullmatch(r"-?\d+\.\d+", text):
+        return struct.unpack("<i", struct.pack("<f", float(text)))[0]
+    if re.fullmatch(r"-?(\d+|0x[0-9a-f]+)", text):
+        return _signed(int(text, 0), 32)
+    raise NotImplementedError(f"operand or modifier {text!r}")
+
+
+def _signed(x: int, bits: int) -> int:
+    x &= (1 << bits) - 1
+    return x - (x >> bits - 1 << bits)

@@ -1,0 +1,106 @@
+// LDS, the memory of a workgroup, and moves between lanes by its wires.
+#include "checks.h"
+#include "ops.h"
+#include "queues.h"
+
+namespace cdna {
+
+void write_lds(Wave& w, const Pending& p, u64 address, u32 x) {
+  u32* at = lds_dword(w, address);
+  if (!at) return;
+  note_access(w, p, address, true, *at == x);
+  *at = x;
+}
+
+namespace {
+
+u32 read_lds(Wave& w, const Pending& p, u64 address) {
+  const u32* at = lds_dword(w, address);
+  if (!at) return 0;
+  note_access(w, p, address, false, false);
+  return *at;
+}
+
+u64 address_of(const Wave& w, const Instruction& i, const Operand& o, int lane) {
+  return u64{w.v[o.index][lane]} + u64(i64{i.immediate});
+}
+
+template <int dwords>
+void access_read(Wave& w, Pending& p) {
+  for (int l = 0; l < kLanes; ++l) {
+    for (int n = 0; n < dwords; ++n) {
+      if (p.exec >> l & 1) p.data[n][l] = read_lds(w, p, p.address[l] + 4 * u64(n));
+    }
+  }
+}
+
+// In each 16 lanes, lane l's half word n is half word l % 4 of the 64 bits of lane l / 4 + 4·n.
+void access_read_transposed(Wave& w, Pending& p) {
+  if (p.exec != kAllLanes) throw Fault("ds_read_b64_tr_b16 with inactive lanes");
+  u16 in[kLanes][4];
+  for (int l = 0; l < kLanes; ++l) {
+    for (int n = 0; n < 2; ++n) {
+      const u32 x = read_lds(w, p, p.address[l] + 4 * u64(n));
+      in[l][2 * n] = u16(x);
+      in[l][2 * n + 1] = u16(x >> 16);
+    }
+  }
+  for (int l = 0; l < kLanes; ++l) {
+    const int first = (l & ~15) + (l >> 2 & 3);
+    for (int n = 0; n < 2; ++n) {
+      p.data[n][l] = in[first + 8 * n][l & 3] | u32{in[first + 8 * n + 4][l & 3]} << 16;
+    }
+  }
+}
+
+template <auto Access>
+void read(Wave& w, const Instruction& i) {
+  Pending& p = issue(w, w.lds_queue, i, Access);
+  for (int l = 0; l < kLanes; ++l) p.address[l] = address_of(w, i, i.operands[1], l);
+  issued(w, w.lds_queue, &i.operands[0]);
+}
+
+template <int dwords>
+void access_write(Wave& w, Pending& p) {
+  for (int l = 0; l < kLanes; ++l) {
+    for (int n = 0; n < dwords; ++n) {
+      if (p.exec >> l & 1) write_lds(w, p, p.address[l] + 4 * u64(n), p.data[n][l]);
+    }
+  }
+}
+
+template <int dwords>
+void write(Wave& w, const Instruction& i) {
+  Pending& p = issue(w, w.lds_queue, i, access_write<dwords>);
+  for (int l = 0; l < kLanes; ++l) p.address[l] = address_of(w, i, i.operands[0], l);
+  memcpy(p.data, w.v[i.operands[1].index], sizeof p.data[0] * dwords);
+  issued(w, w.lds_queue, nullptr);
+}
+
+// Lane l's data goes to lane address / 4, the highest of several wins; memory is not touched.
+void permute(Wave& w, const Instruction& i) {
+  Pending& p = issue(w, w.lds_queue, i, [](Wave&, Pending&) {});
+  std::fill_n(p.data[0], kLanes, 0);
+  for (int l = 0; l < kLanes; ++l) {
+    const u64 to = address_of(w, i, i.operands[1], l) / 4 % kLanes;
+    if (p.exec >> l & 1) p.data[0][to] = w.v[i.operands[2].index][l];
+  }
+  issued(w, w.lds_queue, &i.operands[0]);
+}
+
+constexpr Op kOps[] = {
+    {"ds_read_b32", read<access_read<1>>},
+    {"ds_read_b64", read<access_read<2>>},
+    {"ds_read_b128", read<access_read<4>>},
+    {"ds_read_b64_tr_b16", read<access_read_transposed>},
+    {"ds_write_b32", write<1>},
+    {"ds_write_b64", write<2>},
+    {"ds_write_b128", write<4>},
+    {"ds_permute_b32", permute},
+};
+
+}  // namespace
+
+Ops lds_ops() { return kOps; }
+
+}  // namespace cdna

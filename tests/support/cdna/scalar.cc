@@ -1,0 +1,95 @@
+// Arithmetic on scalar registers. SCC is a carry, an overflow, "not zero" or a comparison.
+#include "ops.h"
+
+namespace cdna {
+namespace {
+
+template <auto F>
+void with_scc(Wave& w, const Instruction& i) {
+  w.s[i.operands[0].index] = F(w.scalar(i.operands[1]), w.scalar(i.operands[2]), w.scc);
+}
+
+template <auto F>
+void not_zero(Wave& w, const Instruction& i) {
+  const u32 x = F(w.scalar(i.operands[1]), w.scalar(i.operands[2]));
+  w.s[i.operands[0].index] = x;
+  w.scc = x != 0;
+}
+
+template <auto F>
+void plain(Wave& w, const Instruction& i) {
+  w.s[i.operands[0].index] = F(w.scalar(i.operands[1]), w.scalar(i.operands[2]));
+}
+
+template <typename T, auto F>
+void compare(Wave& w, const Instruction& i) {
+  w.scc = F(T(w.scalar(i.operands[0])), T(w.scalar(i.operands[1])));
+}
+
+u32 add_signed(u32 a, u32 b, bool& overflow) {
+  overflow = (~(a ^ b) & (a ^ (a + b))) >> 31;
+  return a + b;
+}
+
+void move_32(Wave& w, const Instruction& i) { w.s[i.operands[0].index] = w.scalar(i.operands[1]); }
+
+void move_64(Wave& w, const Instruction& i) {
+  w.set_pair(i.operands[0].index, w.scalar_64(i.operands[1]));
+}
+
+void add_16_bits(Wave& w, const Instruction& i) {
+  u32& x = w.s[i.operands[0].index];
+  x = add_signed(x, u32(i32{int16_t(i.operands[1].index)}), w.scc);
+}
+
+constexpr auto equal = [](auto a, auto b) { return a == b; };
+constexpr auto less = [](auto a, auto b) { return a < b; };
+constexpr auto less_or_equal = [](auto a, auto b) { return a <= b; };
+constexpr auto greater = [](auto a, auto b) { return a > b; };
+constexpr auto greater_or_equal = [](auto a, auto b) { return a >= b; };
+
+constexpr Op kOps[] = {
+    {"s_mov_b32", move_32},
+    {"s_mov_b64", move_64},
+    {"s_add_u32", with_scc<[](u32 a, u32 b, bool& scc) {
+       scc = ((u64{a} + b) >> 32);
+       return a + b;
+     }>},
+    {"s_addc_u32", with_scc<[](u32 a, u32 b, bool& scc) {
+       const u64 sum = u64{a} + b + scc;
+       scc = (sum >> 32);
+       return u32(sum);
+     }>},
+    {"s_sub_u32", with_scc<[](u32 a, u32 b, bool& scc) {
+       scc = (b > a);
+       return a - b;
+     }>},
+    {"s_add_i32", with_scc<add_signed>},
+    {"s_sub_i32", with_scc<[](u32 a, u32 b, bool& scc) {
+       scc = (((a ^ b) & (a ^ (a - b))) >> 31);
+       return a - b;
+     }>},
+    {"s_addk_i32", add_16_bits},
+    {"s_mul_i32", plain<[](u32 a, u32 b) { return a * b; }>},
+    {"s_and_b32", not_zero<[](u32 a, u32 b) { return a & b; }>},
+    {"s_or_b32", not_zero<[](u32 a, u32 b) { return a | b; }>},
+    {"s_xor_b32", not_zero<[](u32 a, u32 b) { return a ^ b; }>},
+    {"s_lshl_b32", not_zero<[](u32 a, u32 b) { return a << (b & 31); }>},
+    {"s_lshr_b32", not_zero<[](u32 a, u32 b) { return (a >> (b & 31)); }>},
+    {"s_ashr_i32", not_zero<[](u32 a, u32 b) { return u32(i32(a) >> (b & 31)); }>},
+    {"s_cselect_b32", with_scc<[](u32 a, u32 b, bool& scc) { return scc ? a : b; }>},
+    {"s_cmp_eq_i32", compare<i32, equal>},
+    {"s_cmp_lt_i32", compare<i32, less>},
+    {"s_cmp_le_i32", compare<i32, less_or_equal>},
+    {"s_cmp_gt_i32", compare<i32, greater>},
+    {"s_cmp_ge_i32", compare<i32, greater_or_equal>},
+    {"s_cmp_eq_u32", compare<u32, equal>},
+    {"s_cmp_lt_u32", compare<u32, less>},
+    {"s_cmp_ge_u32", compare<u32, greater_or_equal>},
+};
+
+}  // namespace
+
+Ops scalar_ops() { return kOps; }
+
+}  // namespace cdna
