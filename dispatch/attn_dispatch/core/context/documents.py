@@ -8,7 +8,6 @@ whatever the documents' lengths. Ids, not slices, say which halves attend to eac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +46,8 @@ class Documents:
         first, last = ([*[(0, 0)] * axis, x] for x in ((1, 0), (0, 1)))
         begins = jnp.where(jnp.pad(is_new, first, constant_values=True), places, 0)
         ends = jnp.where(jnp.pad(is_new, last, constant_values=True), places + 1, length)
-        begin = cast("jax.Array", lax.cummax(begins, axis))
-        end = cast("jax.Array", lax.cummin(ends, axis, reverse=True))
+        begin = lax.cummax(begins, axis)
+        end = lax.cummin(ends, axis, reverse=True)
         is_odd = ((end - begin) % 2 == 1) & (ids != 0)
         return Documents(jnp.where(is_odd, -1, ids), 2 * (places - begin) >= end - begin)
 

@@ -124,7 +124,7 @@ def _visited(device: DeviceCall, step: Callable[[S, Arrays, Number], S], state: 
     for number in written_out:
         visited = visit(number, visited)
     if last > _UNROLLED:
-        visited = lax.fori_loop(3, last, visit, visited)
+        visited = cast("tuple[S, Arrays]", lax.fori_loop(3, last, visit, visited))
     state, keys = visited
     return step(state, keys, last)
 
