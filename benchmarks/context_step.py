@@ -114,6 +114,7 @@ def trained(mesh: jax.sharding.Mesh | None, args: argparse.Namespace) -> dict[st
             losses.append(float(value))
             seconds.append(time.perf_counter() - start)
     memory = made.memory_analysis()
+    assert memory is not None
     median = statistics.median(seconds[1:])
     return {
         "devices": 1 if mesh is None else mesh.devices.size, "losses": losses,

@@ -19,9 +19,6 @@ constexpr Refused kRefused[] = {
      "this build of AITER has ASM kernels alone, and no CK"},
     {[](const AttnAiterCall& call) { return call.seqlen_q || call.seqlen_k; },
      "AITER's ASM kernels take lengths as prefix sums"},
-    // Where the totals are equal AITER takes its bottom-right kernel, as if all lengths were.
-    {[](const AttnAiterCall& call) { return call.is_group && call.mask == ATTN_AITER_TOP_LEFT; },
-     "AITER would take a top-left mask of packed sequences for a bottom-right one"},
 };
 
 // One bit for each of the devices that have answered all questions before.

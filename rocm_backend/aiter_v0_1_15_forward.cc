@@ -34,11 +34,19 @@ float Call(const AttnAiterForward& forward, hipStream_t stream, bool only_ask) {
   return Throwing([&] { return aiter::mha_fwd(args, ck_tile::stream_config{stream}); });
 }
 
-// AITER's condition for an ASM kernel tests no logits_soft_cap.
+// AITER's condition for an ASM kernel tests no logits_soft_cap. Where the totals of packed
+// sequences are equal it takes the bottom-right kernel for a top-left mask, as if all lengths were.
 std::optional<std::string> Refusal(const AttnAiterForward& forward) {
-  if (auto refusal = AsmRefusal(forward.call)) return refusal;
-  if (forward.logits_soft_cap <= 0) return {};
-  return "AITER's ASM kernels would ignore logits_soft_cap: " + Describe(forward.call);
+  const AttnAiterCall& call = forward.call;
+  if (auto refusal = AsmRefusal(call)) return refusal;
+  if (forward.logits_soft_cap > 0) {
+    return "AITER's ASM kernels would ignore logits_soft_cap: " + Describe(call);
+  }
+  if (call.is_group && call.mask == ATTN_AITER_TOP_LEFT) {
+    return "AITER would take a top-left mask of packed sequences for a bottom-right one: " +
+           Describe(call);
+  }
+  return {};
 }
 
 }  // namespace

@@ -99,12 +99,14 @@ void check_pass(const Attributes& a, Pass pass, Decoder& decoder) {
   if (a.bias == "bias") decoder.fail("bias", "none or alibi in a split-KV call", a.bias);
 }
 
+bool takes_prefix_sums(const Attributes& a) { return a.generation != "dev18"; }
+
 // Refuses what ASM kernels lack: AITER would run the call without it, or lay dq_acc out for CK.
 void check_asm(const Attributes& a, Pass pass, Decoder& decoder) {
   decoder.only("bf16_rounding", a.bf16_rounding, int64_t{0}, a.use_asm, "with use_asm");
   if (!a.use_asm) return;
   constexpr const char* kCk = "without use_asm";
-  decoder.only("has_gaps", a.has_gaps, false, false, kCk);
+  decoder.only("has_gaps", a.has_gaps, false, takes_prefix_sums(a), kCk);
   decoder.only("bias", a.bias, std::string_view("none"), false, kCk);
   decoder.only("dropout_rate", a.dropout_rate, 0.0f, false, kCk);
   decoder.only("logits_soft_cap", a.logits_soft_cap, 0.0f, false, kCk);
@@ -128,6 +130,8 @@ Result<CallSite> decode_call_site(const Attributes& attributes, Pass pass) {
   Decoder decoder;
   const float dropout = attributes.dropout_rate, cap = attributes.logits_soft_cap;
   site.arch = std::string(attributes.arch);
+  site.generation = std::string(attributes.generation);
+  site.takes_prefix_sums = takes_prefix_sums(attributes);
   site.call.max_seq_len_q = decoder.number("max_seq_len_q", attributes.max_seq_len_q, 1, kMost);
   site.call.max_seq_len_kv = decoder.number("max_seq_len_kv", attributes.max_seq_len_kv, 1, kMost);
   site.call.scale = decoder.number("scale", attributes.scale,

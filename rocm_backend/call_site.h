@@ -21,8 +21,10 @@ enum class Pass { kForward, kBackward, kSplitKv };
 
 struct CallSite {
   std::string arch;
-  AttnAiterCall call{};  // scalars only; pointers, sizes and strides come with the buffers
+  std::string generation;  // of AITER
+  AttnAiterCall call{};    // scalars only; pointers, sizes and strides come with the buffers
   bool has_gaps = false;
+  bool takes_prefix_sums = false;  // of lengths where there are gaps
 
   float logits_soft_cap = 0;
   bool needs_lse = false;

@@ -109,6 +109,14 @@ void read_sequences(ArrayReader& arrays, const CallSite& site, Sizes& sizes, Att
   call.seqstart_q = static_cast<const int32_t*>(starts_q.data);
   call.seqstart_k = static_cast<const int32_t*>(starts_k.data);
   if (!site.has_gaps) return;
+  if (site.takes_prefix_sums) {
+    const Dims dims = {sizes.batch + 1};
+    call.cu_seqlen_q =
+        static_cast<const int32_t*>(arrays.operand("cu_seqlen_q", DataType::S32, dims).data);
+    call.cu_seqlen_k =
+        static_cast<const int32_t*>(arrays.operand("cu_seqlen_k", DataType::S32, dims).data);
+    return;
+  }
   const Array lengths_q = arrays.operand("seqlen_q", DataType::S32, {sizes.batch});
   const Array lengths_k = arrays.operand("seqlen_k", DataType::S32, {sizes.batch});
   call.seqlen_q = static_cast<const int32_t*>(lengths_q.data);

@@ -59,7 +59,13 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary dictionary)
   state->poisons = poison.value;
   state->site = std::move(site.value);
   state->aiter = loaded_aiter(state->site.arch);
-  if (state->aiter) return state;
+  if (state->aiter && state->aiter->calls->generation == state->site.generation) return state;
+  if (state->aiter) {
+    return ffi::Unexpected(
+        to_ffi({Code::kLibrary, "the program was lowered for AITER's generation " +
+                                    state->site.generation + ", and that of the library is " +
+                                    state->aiter->calls->generation + "; lower it again here"}));
+  }
   return ffi::Unexpected(
       to_ffi({Code::kLibrary, "its library for \"" + state->site.arch +
                                   "\" is not loaded; build it with `attn-dispatch build-aiter` "

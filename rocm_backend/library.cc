@@ -2,14 +2,16 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 
 namespace attn_dispatch {
 namespace {
 
-// AITER's C++ interface changes with every release; aiter_dev18_*.cc is written for this one.
-constexpr char kGeneration[] = "dev18";
+// AITER's C++ interface changes from release to release; the adapter's files are named after these.
+constexpr std::string_view kGenerations[] = {"dev18", "v0.1.15"};
 constexpr char kRemedy[] = "build it again with `attn-dispatch build-aiter`";
 
 // Leaked on purpose: threads may outlive static destruction.
@@ -60,9 +62,10 @@ Result<Aiter> open(const std::string& path, const std::string& arch) {
                    " of attn_dispatch's AITER interface and this is version " +
                    std::to_string(ATTN_AITER_API_VERSION) + "; " + kRemedy);
   }
-  if (calls->generation != std::string(kGeneration)) {
+  if (std::find(std::begin(kGenerations), std::end(kGenerations), calls->generation) ==
+      std::end(kGenerations)) {
     return failure(path + " was built from AITER's generation " + calls->generation +
-                   " and this attn_dispatch works with " + kGeneration + "; " + kRemedy);
+                   " and this attn_dispatch works with dev18 and v0.1.15; " + kRemedy);
   }
   if (calls->arch && calls->arch != arch) {
     return failure(path + " is AITER for " + calls->arch + ", and this is " + arch +

@@ -11,6 +11,7 @@ namespace attn_dispatch {
 // clang-format off
 #define ATTN_AITER_SPEC(FIELD)                                                        \
   FIELD(std::string_view, arch)        /* "gfx942", for which it was lowered */       \
+  FIELD(std::string_view, generation)  /* "dev18", of AITER, likewise */              \
   FIELD(int64_t, max_seq_len_q)        /* group mode: the longest sequence */         \
   FIELD(int64_t, max_seq_len_kv)                                                      \
   FIELD(bool, has_gaps)                /* group mode: sequences have lengths */       \

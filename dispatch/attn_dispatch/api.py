@@ -152,8 +152,9 @@ def dot_product_attention(
         in the whole sequence, and bias and mask have columns for all its keys. How devices
         exchange keys is the setting of `context_parallel`. Under `jax.jit` alone, shard the
         arrays instead.
-      sequence_order: with context_axis, which rows a device has: "contiguous", or "zigzag", in
-        which causal calls are balanced (`attn_dispatch.sequence.reorder`).
+      sequence_order: with context_axis, which rows a device has: "contiguous"; or "zigzag", in
+        which causal calls are balanced (`attn_dispatch.sequence.reorder`); or "documents", in which
+        they are with segment ids (`attn_dispatch.sequence.by_document`).
       return_residual: also return jax.nn's residual: the lse as [B, T, N] in key's dtype, without a
         gradient.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:

@@ -56,7 +56,8 @@ def test_a_dense_call_lowers_to_asm_kernels():
     assert operands == ["2x256x8x128xbf16", "2x384x2x128xbf16", "2x384x2x128xbf16"]
     assert results == ["2x256x8x128xbf16", "2x8x256xf32"]
     assert attributes(line) == {
-        "arch": '"gfx942"', "max_seq_len_q": "256 : i64", "max_seq_len_kv": "384 : i64",
+        "arch": '"gfx942"', "generation": '"dev18"',
+        "max_seq_len_q": "256 : i64", "max_seq_len_kv": "384 : i64",
         "has_gaps": "false", "scale": "2.500000e-01 : f32", "logits_soft_cap": "0.000000e+00 : f32",
         "dropout_rate": "0.000000e+00 : f32", "mask": '"bottom_right"', "window_left": "-1 : i64",
         "window_right": "0 : i64", "bias": '"none"', "use_asm": "true",
@@ -260,7 +261,8 @@ def test_decoding_reads_pages_in_place(gfx: str, splits: int):
         "3x2x4x128xbf16", f"3x2x{splits}x4xf32", f"3x2x{splits}x4x128xf32"
     ]  # fmt: skip
     assert attributes(line) == {
-        "arch": f'"{gfx}"', "max_seq_len_q": "4 : i64", "max_seq_len_kv": "8192 : i64",
+        "arch": f'"{gfx}"', "generation": '"dev18"',
+        "max_seq_len_q": "4 : i64", "max_seq_len_kv": "8192 : i64",
         "has_gaps": "false", "scale": attributes(line)["scale"],
         "logits_soft_cap": "0.000000e+00 : f32", "dropout_rate": "0.000000e+00 : f32",
         "mask": '"none"', "window_left": "-1 : i64", "window_right": "-1 : i64", "bias": '"none"',

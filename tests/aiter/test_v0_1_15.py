@@ -7,38 +7,21 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
 from attn_dispatch.aiter.buffers import dq_acc, num_bytes
 from attn_dispatch.aiter.call import AiterCall
-from tests.support.aiter_dispatch import api, grid
+from tests.support.aiter_dispatch import grid
 from tests.support.aiter_dispatch.calls import POINTER, struct_of
 from tests.support.aiter_dispatch.launches import ARCHS, atomic_32
 from tests.support.aiter_v0_1_15 import build
+from tests.support.aiter_v0_1_15.library import dispatch
 
 pytestmark = pytest.mark.skipif(bool(build.missing_sources()), reason=build.missing_sources())
 
 CAUSAL = {"mask": "bottom_right", "window_right": 0}
 PACKED = {"is_group": True, "batch": 4, "seq_len_q": 2000, "seq_len_kv": 2200}
-
-
-@cache
-def library(arch: str) -> api.Library:
-    return api.Library(build.dispatch(arch))
-
-
-@pytest.fixture
-def aiter_on():
-    """A function that returns AITER for an architecture, on a GPU of it."""
-
-    def on(arch: str) -> api.Library:
-        found = library(arch)
-        found.set_gpu(arch)
-        return found
-
-    return on
 
 
 def of(call: AiterCall):
@@ -53,14 +36,14 @@ def _names(records: list[str], arch: str) -> list[str]:
 
 
 @ARCHS
-def test_the_library_says_what_it_is(aiter_on, arch):
-    table = aiter_on(arch).table
+def test_the_library_says_what_it_is(arch):
+    table = dispatch(arch).table
     assert (table.generation, table.arch) == (b"v0.1.15", arch.encode())
 
 
 @ARCHS
-def test_a_dense_forward_call_launches_its_kernel(aiter_on, arch):
-    aiter = aiter_on(arch)
+def test_a_dense_forward_call_launches_its_kernel(arch):
+    aiter = dispatch(arch)
     failed, records = aiter.run(of(replace(grid.CALL, seq_len_q=1000, max_seq_len_q=1000)))
     rounding = "_rtne" if arch == "gfx942" else ""
     assert not failed
@@ -71,8 +54,8 @@ def test_a_dense_forward_call_launches_its_kernel(aiter_on, arch):
 
 
 @ARCHS
-def test_a_dense_backward_call_launches_three_kernels(aiter_on, arch):
-    aiter = aiter_on(arch)
+def test_a_dense_backward_call_launches_three_kernels(arch):
+    aiter = dispatch(arch)
     failed, records = aiter.run(of(replace(grid.CALL, backward=True)))
     assert not failed
     before, main, after = _names(records, arch)
@@ -82,9 +65,9 @@ def test_a_dense_backward_call_launches_three_kernels(aiter_on, arch):
 
 @ARCHS
 @pytest.mark.parametrize("has_gaps", [False, True])
-def test_a_packed_forward_call_gets_its_lengths_and_a_grid_of_the_longest(aiter_on, arch, has_gaps):
+def test_a_packed_forward_call_gets_its_lengths_and_a_grid_of_the_longest(arch, has_gaps):
     """Physical starts come beside the prefix sums of lengths: offsets of fmha_fwd_v3_args."""
-    aiter = aiter_on(arch)
+    aiter = dispatch(arch)
     failed, records = aiter.run(of(replace(grid.CALL, **PACKED, has_gaps=has_gaps)))
     assert not failed
     assert _names(records, arch)[0].endswith("_groupE")
@@ -99,9 +82,9 @@ def test_a_packed_forward_call_gets_its_lengths_and_a_grid_of_the_longest(aiter_
 
 @ARCHS
 @pytest.mark.parametrize("has_gaps", [False, True])
-def test_a_packed_backward_call_gets_its_lengths(aiter_on, arch, has_gaps):
+def test_a_packed_backward_call_gets_its_lengths(arch, has_gaps):
     """In fmha_bwd_dqdkdv_args the prefix sums are at 0x250, and the starts at 0x270."""
-    aiter = aiter_on(arch)
+    aiter = dispatch(arch)
     failed, records = aiter.run(of(replace(grid.CALL, **PACKED, has_gaps=has_gaps, backward=True)))
     assert not failed
     assert all("group" in name for name in _names(records, arch))
@@ -113,9 +96,9 @@ def test_a_packed_backward_call_gets_its_lengths(aiter_on, arch, has_gaps):
 
 
 @ARCHS
-def test_scratch_is_as_large_as_aiter_asks(aiter_on, arch):
+def test_scratch_is_as_large_as_aiter_asks(arch):
     """AITER asks for its scratch before it launches anything: with none it names the size."""
-    aiter, asked = aiter_on(arch), 0
+    aiter, asked = dispatch(arch), 0
     for call in filter(lambda call: call.backward, grid.calls()):
         for accumulator in ("atomic_32", "atomic_16"):
             given = struct_of(call, use_asm=True, accumulator=accumulator, generation="v0.1.15")
@@ -135,12 +118,12 @@ def test_scratch_is_as_large_as_aiter_asks(aiter_on, arch):
 
 
 @ARCHS
-def test_scratch_of_exactly_the_size_is_enough(aiter_on, arch):
+def test_scratch_of_exactly_the_size_is_enough(arch):
     call = replace(grid.CALL, backward=True)
     given = of(call)
-    assert not aiter_on(arch).run(given)[0]
+    assert not dispatch(arch).run(given)[0]
     given.dq_acc_bytes -= 1
-    assert "bytes of scratch" in aiter_on(arch).run(given)[0]
+    assert "bytes of scratch" in dispatch(arch).run(given)[0]
 
 
 FAILURES = {
@@ -152,19 +135,19 @@ FAILURES = {
 @ARCHS
 @pytest.mark.parametrize("name", FAILURES)
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_failure_of_hip_is_a_sentence(aiter_on, arch, name, backward):
+def test_a_failure_of_hip_is_a_sentence(arch, name, backward):
     """AITER alone would abort the process."""
-    aiter = aiter_on(arch)
+    aiter = dispatch(arch)
     aiter.fail_call(name, 0)
     failed, records = aiter.run(of(replace(grid.CALL, backward=backward)))
     assert FAILURES[name] in failed and not records
     assert not aiter.run(of(replace(grid.CALL, backward=backward)))[0]
 
 
-def test_a_library_refuses_a_device_of_another_architecture(aiter_on):
+def test_a_library_refuses_a_device_of_another_architecture():
     """AITER alone would launch the kernels of the device that loaded them first."""
-    aiter_on("gfx942")
-    aiter = library("gfx942")
+    dispatch("gfx942")
+    aiter = dispatch("gfx942")
     aiter.set_gpu_of(5, "gfx950")
     aiter.set_device(5)
     try:
@@ -187,24 +170,24 @@ REFUSED = {
 
 @ARCHS
 @pytest.mark.parametrize("facts, sentence", REFUSED.values(), ids=REFUSED)
-def test_what_aiter_would_drop_in_silence_is_refused(aiter_on, arch, facts, sentence):
+def test_what_aiter_would_drop_in_silence_is_refused(arch, facts, sentence):
     given = of(replace(grid.CALL, **facts))
-    failed, records = aiter_on(arch).run(given)
+    failed, records = dispatch(arch).run(given)
     assert sentence in failed and not records
-    assert not aiter_on(arch).takes_asm(given)
+    assert not dispatch(arch).takes_asm(given)
 
 
 @ARCHS
-def test_lengths_that_asm_ignores_are_refused(aiter_on, arch):
+def test_lengths_that_asm_ignores_are_refused(arch):
     given = of(replace(grid.CALL, **PACKED, has_gaps=True))
     given.call.seqlen_k = POINTER
-    failed, records = aiter_on(arch).run(given)
+    failed, records = dispatch(arch).run(given)
     assert "take lengths as prefix sums" in failed and not records
 
 
 @ARCHS
-def test_without_ck_a_call_of_ck_is_refused(aiter_on, arch):
-    aiter = aiter_on(arch)
+def test_without_ck_a_call_of_ck_is_refused(arch):
+    aiter = dispatch(arch)
     for call in (grid.CALL, replace(grid.CALL, backward=True), grid.split_calls()[0]):
         failed, records = aiter.run(struct_of(call, use_asm=False, generation="v0.1.15"))
         assert "no CK" in failed and not records

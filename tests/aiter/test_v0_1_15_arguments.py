@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.aiter_dispatch.arguments import aiter_name, fill_distinctly
 from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.aiter_dispatch.launches import ARCHS
 from tests.support.aiter_v0_1_15 import build
+from tests.support.aiter_v0_1_15.library import capture
 
 pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing())
 
@@ -36,13 +36,6 @@ OURS_ALONE = ("rng_state", "accumulator", "dq_acc_ptr", "dq_acc_bytes", "split_s
               "seqlen_k_ptr")  # fmt: skip
 
 
-@cache
-def library(arch: str) -> api.Library:
-    found = api.Library(build.capture(arch))
-    found.set_gpu(arch)
-    return found
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_argument_reaches_aiter(backward: bool):
     full = api.backward_struct() if backward else api.forward_struct()
@@ -50,7 +43,7 @@ def test_every_argument_reaches_aiter(backward: bool):
     full.call.seqlen_q = full.call.seqlen_k = None
     if not backward:
         full.logits_soft_cap = 0  # the adapter refuses it
-    failed, records = library("gfx942").run(full, stream=0xABC0)
+    failed, records = capture("gfx942").run(full, stream=0xABC0)
     assert not failed, failed
     got = dict(line.split(" ", 1) for line in records)
     expected = {_name(name, backward): value for name, value in given.items()} | {
@@ -79,7 +72,7 @@ def test_every_argument_reaches_aiter(backward: bool):
 
 def test_a_batch_of_rows_keeps_its_number_of_queries():
     call = replace(grid.CALL, seq_len_q=300, max_seq_len_q=300)
-    _, records = library("gfx942").run(struct_of(call, use_asm=True, generation="v0.1.15"))
+    _, records = capture("gfx942").run(struct_of(call, use_asm=True, generation="v0.1.15"))
     assert {"seqlen_q 300", "max_seqlen_q 300", "cu_seqlen_q_ptr 0"} < set(records)
 
 
@@ -88,8 +81,8 @@ def test_aiter_is_asked_whether_it_takes_a_call(arch):
     for backward in (False, True):
         call = replace(grid.CALL, backward=backward)
         given = struct_of(call, use_asm=True, accumulator="atomic_32", generation="v0.1.15")
-        assert library(arch).takes_asm(given)
-        assert not library(arch).take_records()
+        assert capture(arch).takes_asm(given)
+        assert not capture(arch).take_records()
 
 
 def test_a_later_call_does_not_throw_into_other_code():

@@ -245,7 +245,8 @@ def gather_warnings() -> dict[str, list[str]]:
             operands = [np.ones(x, np.float32) for x in (query, shape, shape)]
             specs = (of_query, of_keys, of_keys)
             given = [placed([x], mesh, to)[0] for x, to in zip(operands, specs, strict=True)]
-            with warnings.catch_warnings(record=True) as caught, jax.set_mesh(mesh):
+            heads_alone = attn_dispatch.context_parallel("heads")
+            with warnings.catch_warnings(record=True) as caught, jax.set_mesh(mesh), heads_alone:
                 warnings.simplefilter("always")
                 jax.jit(f).lower(*given).compile()
             found[f"{kind} {name}"] = [

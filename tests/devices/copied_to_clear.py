@@ -29,7 +29,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib.cpu import _lapack
 
-from attn_dispatch import dot_product_attention
+from attn_dispatch import context_parallel, dot_product_attention
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.fa4 import compiled
 from attn_dispatch.flash import library
@@ -87,6 +87,29 @@ def programs(implementation: str, array: Any) -> Iterator[tuple[str, Any, tuple[
         yield f"a scan, {keep}", jax.grad(of_layers, (0, 1)), (x, weights(LAYERS), ids)
 
 
+def ring(implementation: str, devices: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Both passes of a ring over two devices with TOKENS rows each, and its arrays."""
+    mesh = Mesh(np.array(devices), ("context",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, P(None, "context"))
+    shapes = [(1, 2 * TOKENS, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
+    arrays = [jax.ShapeDtypeStruct(x, jnp.bfloat16, sharding=rows) for x in shapes]
+    ids = jax.ShapeDtypeStruct((1, 2 * TOKENS), jnp.int32, sharding=rows)
+    spread = partial(
+        dot_product_attention, max_segments=8, is_causal=True, implementation=implementation,
+        context_axis="context", sequence_order="zigzag",
+    )  # fmt: skip
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=rows.spec, out_specs=rows.spec)
+    def attend(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        return spread(q, k, v, query_segment_ids=ids)
+
+    def gradients(q: Any, k: Any, v: Any, out_grad: Any, ids: Any) -> Any:
+        with context_parallel("ring"):
+            return jax.vjp(lambda *x: attend(*x, ids), q, k, v)[1](out_grad)
+
+    return gradients, (*arrays, ids)
+
+
 def found(program: Any, arrays: tuple[Any, ...]) -> dict[str, Any]:
     text = jax.jit(program).trace(*arrays).lower(lowering_platforms=("cuda",)).compile().as_text()
     assert text is not None
@@ -119,6 +142,9 @@ def main() -> None:
             for implementation in IMPLEMENTATIONS
             for name, program, arrays in programs(implementation, array)
         }
+        for implementation in IMPLEMENTATIONS:
+            program, arrays = ring(implementation, description.devices)
+            report[f"{implementation}, a ring"] = found(program, arrays)
     print(json.dumps(report))
 
 

@@ -94,6 +94,14 @@ def test_a_training_step_copies_no_array_to_clear_it(report, implementation):
 
 
 @pytest.mark.parametrize("implementation", ["fa4", "flash"])
+def test_the_steps_of_a_ring_clear_results_alone(report, implementation):
+    """Operands are cleared once, before the first step; but fa4 clears out in each."""
+    forward = backward = 3  # one for the own keys, and two branches
+    most = forward + backward * (2 if implementation == "fa4" else 1)
+    assert report[f"{implementation}, a ring"]["clears"] == most
+
+
+@pytest.mark.parametrize("implementation", ["fa4", "flash"])
 def test_the_callers_arrays_are_copied_once(report, implementation):
     forward = report[f"{implementation}, the caller's, forward"]
     assert forward == {"copies": [0, 1], "clears": 2}  # value

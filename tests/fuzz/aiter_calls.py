@@ -56,6 +56,7 @@ _WORDS = {
     "bias": ("none", "bias", "alibi", "junk", ""),
     "accumulator": ("split", "atomic_32", "atomic_16", "junk", ""),
     "arch": ("gfx942", "gfx950", "", "gfx1100" * 40),
+    "generation": ("dev18",),  # of another, gaps have other operands
 }
 _REFUSAL = re.compile(r"[\w ]+: expected .+, got .*|expected \d+ operands and \d+ results, got .+")
 _ABOUT_DATA = re.compile(r"seqstart_|seqlen_|sequence \d|page_table\[")

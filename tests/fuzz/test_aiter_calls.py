@@ -13,7 +13,8 @@ def test_a_16_bit_accumulator_needs_a_head_dim_that_fits_its_rows():
     """A row has 128 columns, or 192 for head dim 192."""
     shapes = (2, 64, 4), (2, 4, 64)
     attributes = {
-        "arch": "gfx950", "max_seq_len_q": 64, "max_seq_len_kv": 64, "has_gaps": False,
+        "arch": "gfx950", "generation": "dev18", "max_seq_len_q": 64, "max_seq_len_kv": 64,
+        "has_gaps": False,
         "scale": 0.125, "logits_soft_cap": 0.0, "dropout_rate": 0.0, "mask": "none",
         "window_left": -1, "window_right": -1, "bias": "none", "use_asm": True,
         "bf16_rounding": 0, "needs_lse": False, "accumulator": "atomic_16",

@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch import dot_product_attention, sequence
 from tests.support.module_report import report_of
 
-IDS = np.array([[1] * 10 + [2] * 6 + [0] * 8, [1] * 3 + [2] * 21])
-BALANCE = sequence.balance(IDS, 4, chunk=2)
-ORDERS = ["zigzag", "contiguous", BALANCE, sequence.balance(IDS[0], 4, chunk=3)]
-NAMES = ["zigzag", "contiguous", "balance of rows", "balance"]
+IDS = np.array([[1] * 8 + [2] * 16, [1] * 8 + [2] * 8 + [0] * 8])
+DOCUMENTS = sequence.by_document(IDS, 4)
+ORDERS = ["zigzag", "contiguous", DOCUMENTS, sequence.by_document(IDS[1], 4)]
+NAMES = ["zigzag", "contiguous", "documents of rows", "documents"]
 each_order = pytest.mark.parametrize("order", ORDERS, ids=NAMES)
 
 
@@ -71,20 +71,20 @@ def test_gradients_go_back_in_order(order):
     np.testing.assert_array_equal(got, sequence.restore(weights, 4, order=order))
 
 
-def test_attention_of_a_balanced_order_is_that_in_order():
+def test_attention_in_the_order_of_documents_is_that_in_order():
     """Positions as arguments of a mask_mod say what the order means."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 24, 2, 8), np.float32) for _ in range(3))
     expected = dot_product_attention(
         q, k, v, query_segment_ids=IDS, key_value_segment_ids=IDS, is_causal=True
     )
-    places = sequence.positions(24, 4, order=BALANCE)
-    ids = sequence.reorder(IDS, 4, order=BALANCE)
+    places = sequence.positions(24, 4, order=DOCUMENTS)
+    ids = sequence.reorder(IDS, 4, order=DOCUMENTS)
     mask = (places[:, :, None] >= places[:, None]) & (ids[:, :, None] == ids[:, None])
     mask &= ids[:, None] != 0
-    q, k, v = (sequence.reorder(x, 4, order=BALANCE) for x in (q, k, v))
+    q, k, v = (sequence.reorder(x, 4, order=DOCUMENTS) for x in (q, k, v))
     out = dot_product_attention(q, k, v, mask=mask[:, None])
-    got = sequence.restore(out, 4, order=BALANCE)
+    got = sequence.restore(out, 4, order=DOCUMENTS)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
@@ -108,14 +108,17 @@ X = np.zeros((2, 24))
         (lambda: sequence.reorder(X, 0), r"parts: expected a static positive int, got 0"),
         (lambda: sequence.reorder(X, 2, axis=2), r"axis: expected one of \[2, 24\], got 2"),
         (
-            lambda: sequence.reorder(X, 2, order=BALANCE),
-            r"expected a balance of 24 tokens over 2 devices, got one of 24 over 4",
+            lambda: sequence.reorder(X, 2, order=DOCUMENTS),
+            r"order: expected one of 24 tokens on 2 devices, got one of 24 on 4",
         ),
         (
-            lambda: sequence.reorder(X.T, 4, order=BALANCE, axis=0),
+            lambda: sequence.reorder(X.T, 4, order=DOCUMENTS, axis=0),
             r"expected tokens behind axis 0, of 2 rows .*, got axis 0 of \[24, 2\]",
         ),
-        (lambda: sequence.reorder(X[:1], 4, order=BALANCE), r"2 rows .*, got axis 1 of \[1, 24\]"),
+        (
+            lambda: sequence.reorder(X[:1], 4, order=DOCUMENTS),
+            r"2 rows .*, got axis 1 of \[1, 24\]",
+        ),
     ],
 )
 def test_wrong_arguments_are_errors(call, message: str):
@@ -134,7 +137,7 @@ def test_sharded_arrays_stay_sharded():
     found = report_of("tests.sequence.orders_on_meshes", devices=8)
     assert len(found) == 12 and all(x["is_right"] for x in found.values()), found
     assert [x for x, y in found.items() if not y["is_sharded"]] == [
-        "Auto balance reorder", "Auto balance restore",
+        "Auto documents reorder", "Auto documents restore",
     ]  # fmt: skip
     for kind in ("Auto", "Explicit"):
         for name in ("reorder", "restore"):

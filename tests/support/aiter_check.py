@@ -221,8 +221,8 @@ def sixteen_bit_atomics() -> Iterator[None]:
     """Let ASM's backward kernels sum the gradient of the queries in 16 bits."""
     choose = aiter_kernels.kernel_for
 
-    def kernel_for(call, arch):
-        kernel = choose(call, arch)
+    def kernel_for(call, *where):
+        kernel = choose(call, *where)
         is_asm = call.backward and kernel.family == "asm"
         return replace(kernel, accumulator="atomic_16") if is_asm else kernel
 

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import context_parallel, dot_product_attention, sequence
+from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.core.context import compute
 from tests.support.present import present
 
@@ -52,7 +53,7 @@ class Spread:
     manual: tuple[str, ...] = ()
     """The axes of a shard_map around the call."""
     strategy: str = "auto"
-    order: sequence.Order = "contiguous"
+    order: SequenceOrder = "contiguous"
     check_vma: bool = True
 
     def axes(self, kind: str) -> tuple[str, ...]:
@@ -155,7 +156,9 @@ def arrays(case: Case) -> Arrays:
 
     made = Arrays()
     for name in case.names:
-        if name.endswith("segment_ids"):
+        if name.endswith("segment_ids") and case.spread.order == "documents":
+            made[name] = _ids_of_documents(case, rng)
+        elif name.endswith("segment_ids"):
             ids = np.sort(rng.integers(1, 4, case.shape(name)), axis=-1)
             padding = rng.integers(0, 1 + ids.shape[-1] // 3)
             made[name] = np.where(np.arange(ids.shape[-1]) < ids.shape[-1] - padding, ids, 0)
@@ -172,6 +175,16 @@ def arrays(case: Case) -> Arrays:
     directions = {f"d_{x}": normal(x) for x in case.names if x in FLOATS}
     weights = {f"w_{x}": normal(x) for x in case.results}
     return made | directions | weights
+
+
+def _ids_of_documents(case: Case, rng: np.random.Generator) -> np.ndarray:
+    """Segment ids whose documents have equal chunks for all devices, twice; some end in padding."""
+    unit, *leading = 2 * case.spread.ways("context"), *case.shape("query_segment_ids")[:-1]
+    units = np.sort(rng.integers(1, 4, (*leading, case.rows // 2)), axis=-1)
+    real = rng.integers(1, units.shape[-1], (*leading, 1), endpoint=True)
+    ids = np.repeat(np.where(np.arange(units.shape[-1]) < real, units, 0), unit, axis=-1)
+    rest = case.size("t") - ids.shape[-1]
+    return np.pad(ids, [*((0, 0) for _ in leading), (0, rest)]).astype(np.int32)
 
 
 def function(case: Case, spread: Spread | None) -> Function:
@@ -232,19 +245,29 @@ def _in_shard_map(
     return run
 
 
-def moved(case: Case, arrays: Any, move: Callable[..., Any]) -> Any:
+def moved(case: Case, given: Any, move: Callable[..., Any]) -> Any:
     """Arrays by name, or a tuple of such, with rows put in the order of the spread or back."""
-    if isinstance(arrays, tuple):
-        return tuple(moved(case, x, move) for x in arrays)
+    if isinstance(given, tuple):
+        return tuple(moved(case, x, move) for x in given)
+    ways, order = case.spread.ways("context"), _order(case)
 
     def one(name: str, x: np.ndarray) -> np.ndarray:
         letters = case.letters(_plain(name))
         rows = next((i for i, letter in enumerate(letters) if letter in "ts"), None)
         if rows is None or x.shape[rows] == 1 or case.queries:
             return x
-        return move(x, case.spread.ways("context"), order=case.spread.order, axis=rows)
+        if letters[0] == "f":
+            return np.stack([move(y, ways, order=order, axis=rows - 1) for y in x])
+        return move(x, ways, order=order, axis=rows)
 
-    return {name: one(name, x) for name, x in arrays.items()}
+    return {name: one(name, x) for name, x in given.items()}
+
+
+def _order(case: Case) -> sequence.Order:
+    if case.spread.order != "documents":
+        return case.spread.order
+    ids = arrays(case)["query_segment_ids"]
+    return sequence.by_document(ids, case.spread.ways("context"))
 
 
 def _plain(name: str) -> str:

@@ -53,7 +53,8 @@ def drawn(seed: int) -> Case:
         dim_v=draw.one(4, 4, 8),
         seed=seed,
     )  # fmt: skip
-    case = _with_positions(Draw(-1 - seed), _with_options(draw, case))
+    case = _with_documents(Draw(seed + 10**6), _with_options(draw, case))
+    case = _with_positions(Draw(-1 - seed), case)
     return _with_whole_rows(Draw(-1 - seed), _with_program(draw, case))
 
 
@@ -100,6 +101,23 @@ def _with_options(draw: Draw, case: Case) -> Case:
     shared = tuple(x for x in "bnt" if draw.may(0.4))
     return dataclasses.replace(
         case, options=options, further=tuple(further), shared=shared, keys=keys
+    )
+
+
+def _with_documents(draw: Draw, case: Case) -> Case:
+    """The case, perhaps with documents each of which is in zigzag order."""
+    if not case.spread.has_argument or not draw.may(0.5):
+        return case
+    spread = dataclasses.replace(case.spread, order="documents")
+    options = dict(case.options)
+    for name in ("is_causal", "max_segments", "local_window_size"):
+        options.pop(name, None)
+    options |= {"is_causal": True} if draw.may(0.9) else {}
+    options |= {"max_segments": 5} if draw.may(0.6) else {}
+    kept = ("sinks", "scale", "bias") if draw.may(0.1) else ("sinks", "scale")
+    further = (*(x for x in case.further if x in kept), "query_segment_ids")
+    return dataclasses.replace(
+        case, spread=spread, options=options, further=further, keys=0, rows=draw.one(2, 3, 6, 8, 11)
     )
 
 

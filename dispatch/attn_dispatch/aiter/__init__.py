@@ -62,7 +62,8 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     """Every limit of this version and of AITER's kernels that the call exceeds."""
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
-        reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
+        release = aiter_folder.release(device.arch)
+        reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch, release)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -85,7 +86,7 @@ def unusable_reason(device: Device) -> str:
 
 
 def version() -> tuple[str, str]:
-    return "AITER", aiter_folder.WHEEL_VERSION
+    return "AITER", aiter_folder.version()
 
 
 def library_lines() -> list[str]:
@@ -108,7 +109,7 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     call, kernel = _kernel(spec, device)
-    sequences = Sequences.of(spec, call, operands)
+    sequences = _sequences(spec, device, call, operands)
     lse = None
     if call.is_split:
         arrays = split_inputs(spec, call, operands)
@@ -133,7 +134,7 @@ def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     call, kernel = _kernel(spec, device)
-    sequences = Sequences.of(spec, call, operands)
+    sequences = _sequences(spec, device, call, operands)
     arrays = inputs(spec, call, operands, sequences)
     lse = operands["lse"]
     if not each_query_attends(spec):
@@ -209,9 +210,16 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     return reasons
 
 
+def _sequences(
+    spec: AttentionSpec, device: Device, call: AiterCall, operands: Mapping[str, jax.Array]
+) -> Sequences:
+    as_sums = aiter_folder.release(device.arch).takes_prefix_sums
+    return Sequences.of(spec, call, operands, as_prefix_sums=as_sums)
+
+
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
     call = call_of(spec)
-    return call, aiter_kernels.kernel_for(call, device.arch)
+    return call, aiter_kernels.kernel_for(call, device.arch, aiter_folder.release(device.arch))
 
 
 def _call(
@@ -235,6 +243,7 @@ def _attributes(
     """The custom call's attributes, name for name as ATTN_AITER_SPEC of rocm_backend/spec.h."""
     return {
         "arch": device.arch,
+        "generation": aiter_folder.release(device.arch).generation,
         "max_seq_len_q": np.int64(call.max_seq_len_q),
         "max_seq_len_kv": np.int64(call.max_seq_len_kv),
         "has_gaps": call.has_gaps,

@@ -8,10 +8,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from attn_dispatch.aiter.release import DEV18, GENERATIONS, Release, version_of
 from attn_dispatch.files import reading, user_folders
 
-GENERATION = "dev18"
-"""The version of AITER's C++ interface, which changes from release to release."""
+GENERATION = DEV18.generation
+"""The version of the C++ interface of AITER's wheel, which changes from release to release."""
 WHEEL_VERSION = "0.1.7.post2.dev18"
 ARCHS = ("gfx942", "gfx950")
 ADAPTER = "libattn_dispatch_aiter.so"
@@ -44,17 +45,43 @@ class AiterBuild:
         (folder / _RECORD).write_text(text, encoding="utf-8")
 
 
-def root() -> Path:
-    """$ATTN_DISPATCH_AITER, or else a folder of the user. It has a subfolder per architecture."""
+def root(generation: str = GENERATION) -> Path:
+    """$ATTN_DISPATCH_AITER, or else a folder of the user for each generation. It has a subfolder
+    per architecture."""
     if chosen := os.environ.get("ATTN_DISPATCH_AITER"):
         # Path.expanduser raises where there is no such user.
         return Path(os.path.expanduser(chosen))
-    return user_folders.data() / "aiter" / GENERATION
+    return user_folders.data() / "aiter" / generation
 
 
 def folder(arch: str) -> Path:
-    """The folder where the libraries for `arch` ("gfx942") are, or will be built."""
-    return root() / arch
+    """The folder where the libraries for `arch` ("gfx942") are, of the newest generation that is
+    built, or will be built."""
+    places = [root(generation) / arch for generation in GENERATIONS]
+    return next((x for x in places if os.path.isfile(x / _RECORD)), root() / arch)
+
+
+def release(arch: str) -> Release:
+    """The release of AITER that is built for `arch`, or for which calls are planned."""
+    try:
+        build = read(folder(arch))
+    except ValueError:
+        return DEV18  # loading the library says what is wrong
+    if build is None or build.generation not in GENERATIONS:
+        return DEV18
+    return Release(build.generation, version_of(build.wheel_version) or DEV18.version)
+
+
+def version() -> str:
+    """The version of AITER that is built here, or of the wheel that would be."""
+    for arch in ARCHS:
+        try:
+            build = read(folder(arch))
+        except ValueError:
+            continue
+        if build:
+            return build.wheel_version
+    return WHEEL_VERSION
 
 
 def libraries(arch: str) -> tuple[str, str, str]:

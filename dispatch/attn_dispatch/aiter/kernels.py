@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from attn_dispatch.aiter import rules_v0_1_15
 from attn_dispatch.aiter.call import AiterCall
-from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK_RULES, SPLIT_RULES, KernelRule
+from attn_dispatch.aiter.release import DEV18, Release
+from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK, CK_RULES, SPLIT_RULES, KernelRule
 from attn_dispatch.aiter.sizes import splits_of
 from attn_dispatch.reason import Reason, Rule, broken
 
@@ -52,18 +54,28 @@ def unsupported_arch(arch: str) -> tuple[Reason, ...]:
     return broken((_ARCH,), arch)
 
 
-def not_supported_reasons(call: AiterCall, arch: str) -> tuple[Reason, ...]:
-    """Every reason why no kernel of AITER runs the call: those against CK, as ASM runs fewer."""
-    return unsupported_arch(arch) or _reasons(_rules_of(call), call, arch)
+def not_supported_reasons(
+    call: AiterCall, arch: str, release: Release = DEV18
+) -> tuple[Reason, ...]:
+    """Every reason why no kernel of AITER runs the call.
+
+    They are those against CK, as ASM runs fewer calls, or those against ASM where CK is not built.
+    """
+    if why := unsupported_arch(arch):
+        return why
+    if release.has_ck:
+        return _reasons(_rules_of(call), call, arch)
+    rules = (_SPLIT_KV,) if call.is_split else rules_v0_1_15.rules_of(release)
+    return tuple(x.where(_NO_CK) for x in _reasons(rules, call, arch))
 
 
-def kernel_for(call: AiterCall, arch: str) -> Kernel:
+def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
     """The kernel of a call that has no `not_supported_reasons`."""
     if call.is_split:
         splits = splits_of(call, arch)
         name = f"ck split-KV, {splits} split{'s' if splits > 1 else ''}"
         return Kernel("ck", name, _NEAREST_EVEN, "split", (), splits)
-    if why := _why_not_asm(call, arch):
+    if release.has_ck and (why := _why_not_asm(call, arch)):
         name = "ck deterministic" if call.deterministic else "ck"
         return Kernel("ck", name, _NEAREST_EVEN, "split", why)
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
@@ -71,6 +83,17 @@ def kernel_for(call: AiterCall, arch: str) -> Kernel:
         # 16-bit atomics lose bits with every block of keys, and no call runs only with them.
         return Kernel("asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", ())
     return Kernel("asm", name, _NEAREST_EVEN, "split", ())
+
+
+_NO_CK = "this AITER is built without CK"
+_SPLIT_KV = KernelRule(
+    "aiter/asm_split_kv",
+    "forward",
+    ARCHS,
+    lambda c: True,
+    "few queries with a cache, or keys in pages: only CK has split-KV kernels",
+    CK,
+)
 
 
 def _why_not_asm(call: AiterCall, arch: str) -> tuple[Reason, ...]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.release import GENERATIONS
 from attn_dispatch.devices import native_libraries
 
 
@@ -72,7 +73,7 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
             str(path),
             f"AITER is not built for {arch}: {remedy} ({folder} has no finished build)",
         )
-    if build.arch != arch or build.generation != aiter_folder.GENERATION:
+    if build.arch != arch or build.generation not in GENERATIONS:
         built = f"AITER {build.generation[:80]!r} for {build.arch[:80]!r}"
         return AiterLibrary(None, str(path), f"{folder} has {built}: {remedy}")
     if build.compile_check_only:

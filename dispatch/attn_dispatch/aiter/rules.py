@@ -101,11 +101,16 @@ def _bottom_right(call: AiterCall) -> str:
     return f"{same}: the diagonals are then the same" if call.is_group else ""
 
 
-_OVER_GRID = KernelRule("aiter/grid", "both", _BOTH, lambda c: bool(over_grid(c)),
+OVER_GRID = KernelRule("aiter/grid", "both", _BOTH, lambda c: bool(over_grid(c)),
     f"{{layers}}: an AMD GPU's grid has at most {MAX_GRID_SIZE} workgroups along an axis",
     "maxGridSize of hipamd/src/hip_device.cpp in github.com/ROCm/clr; sizes.over_grid",
 )  # fmt: skip
 """hipModuleLaunchKernel refuses a larger grid, and AITER then aborts the process."""
+
+OVER_INT32 = KernelRule("aiter/int32", "both", _BOTH, lambda c: bool(over_int32(c)),
+    "strides over 2**31 - 1 elements ({axes}): AITER counts elements in 32 bits",
+    "fmha_fwd_args and fmha_bwd_args",
+)  # fmt: skip
 
 _DIMS = "({head_dim}, {head_dim_v})"
 _WINDOW = "window ({window_left}, {window_right})"
@@ -199,10 +204,8 @@ CK_RULES = (
         DTYPE.text, CK, str(DTYPE.remedy)),
     KernelRule("aiter/head_dim", "both", _BOTH, lambda c: max(_head_dims(c)) > 256,
         f"head dims up to 256, got {_DIMS}", CK),
-    KernelRule("aiter/int32", "both", _BOTH, lambda c: bool(over_int32(c)),
-        "strides over 2**31 - 1 elements ({axes}): AITER counts elements in 32 bits",
-        "fmha_fwd_args and fmha_bwd_args"),
-    _OVER_GRID,
+    OVER_INT32,
+    OVER_GRID,
     KernelRule("aiter/dq_bytes", "backward", _BOTH, lambda c: dq_acc_bytes(c) >= FOUR_GIB,
         "4 GiB or more of float32 gradients of query, which CK addresses at once: "
         "{dq_bytes:,} bytes",
@@ -239,6 +242,6 @@ SPLIT_RULES = (
     KernelRule("aiter/int32", "forward", _BOTH, lambda c: bool(over_int32(c)),
         "strides over 2**31 - 1 elements ({axes}): AITER counts elements in 32 bits",
         "fmha_fwd_splitkv_args"),
-    _OVER_GRID,
+    OVER_GRID,
 )  # fmt: skip
 """The calls that CK's split-KV kernels do not run."""

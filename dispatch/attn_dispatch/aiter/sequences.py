@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.call.spec import AttentionSpec
@@ -26,20 +27,37 @@ class Sequences:
     """The further operands of a call in group mode, and its real rows."""
 
     operands: tuple[jax.Array, ...]
-    """seqstart_q, seqstart_k and, with gaps, seqlen_q and seqlen_k; empty outside group mode."""
+    """seqstart_q, seqstart_k and, with gaps, lengths of queries and keys; empty outside group mode.
+
+    Lengths are seqlen_q and seqlen_k, or their prefix sums, cu_seqlen_q and cu_seqlen_k.
+    """
     real_queries: jax.Array | None
     """bool [1|B, T]: the query attends to some key; None if all do."""
     real_keys: jax.Array | None
     """bool [1|B, S]: the key belongs to a sequence with queries; None if all do."""
 
     @staticmethod
-    def of(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Sequences:
+    def of(
+        spec: AttentionSpec,
+        call: AiterCall,
+        operands: Mapping[str, jax.Array],
+        *,
+        as_prefix_sums: bool = False,
+    ) -> Sequences:
         """The sequences of any call: with lengths, segment ids, cu_seqlens or none of them."""
         queries, keys = real_rows_by_position(spec, operands)
         if not call.is_group:
             return Sequences((), queries, None)
         ranges = SequenceRanges.of(spec, operands)
-        return Sequences(_seqstarts(spec, call, operands, ranges), queries, keys)
+        starts = _seqstarts(spec, call, operands, ranges)
+        if as_prefix_sums:
+            starts = (*starts[:2], *map(_prefix_sums, starts[2:]))
+        return Sequences(starts, queries, keys)
+
+
+def _prefix_sums(lengths: jax.Array) -> jax.Array:
+    """[n] lengths as [n + 1] sums of those before each, and of all."""
+    return jnp.pad(jnp.cumsum(lengths, dtype=jnp.int32), (1, 0))
 
 
 def _seqstarts(

@@ -7,7 +7,7 @@ from typing import Literal
 
 Strategy = Literal["gather", "ring", "halo", "keys"]
 """How devices exchange keys; "keys": not at all, they merge results."""
-SequenceOrder = Literal["contiguous", "zigzag"]
+SequenceOrder = Literal["contiguous", "zigzag", "documents"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Context:
     """The number of devices along them."""
     order: SequenceOrder = "contiguous"
     """"contiguous": device r has the r-th part of the rows. "zigzag": of 2 · devices equal chunks,
-    it has chunks r and 2 · devices - 1 - r, in this order."""
+    it has chunks r and 2 · devices - 1 - r, in this order. "documents": of each document it has
+    those chunks, next to each other; all devices have the documents in the same order."""
     strategy: Strategy | None = None
     """How the devices exchange keys; None in a call as it was made, where the setting
     `context_parallel` decides."""

@@ -17,7 +17,7 @@ def spread_of(arguments: Arguments) -> Context | None:
 
     Raises:
       ValueError: context_axis is not a manual axis of a surrounding shard_map, or there is another
-        order, or rows in zigzag order are odd.
+        order, or rows in zigzag order are odd, or there are documents without ids.
     """
     a = arguments
     order = cast(
@@ -39,6 +39,8 @@ def spread_of(arguments: Arguments) -> Context | None:
             raise ValueError(
                 f"{name}: expected an even length on each device for zigzag order, got {length}"
             )
+    if order == "documents" and a.query_segment_ids is None:
+        raise ValueError("sequence_order: expected query_segment_ids with 'documents', got None")
     return Context(axes, devices, order)
 
 

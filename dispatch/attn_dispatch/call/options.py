@@ -115,6 +115,9 @@ class Promises:
     ignores_padding_rows: bool = False
     """Forward: out of padding rows may be anything, also NaN; their lse is -inf. So implementations
     need not clear these rows after a kernel."""
+    finite_padding: bool = False
+    """Padding rows of query, key, value and out_grad are finite, so that kernels need not clear
+    them before they multiply them by 0."""
     is_part: bool = False
     """Backward: the keys are a part of those that out and lse are of, so that the probabilities of
     a row do not sum to 1."""

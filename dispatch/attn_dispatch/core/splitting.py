@@ -54,7 +54,8 @@ def split(
     heads = heads or tuple(x for x in entry(key, kv_heads_dim) if x not in taken)
     ways = math.prod(map(splitting.ways, leading)), splitting.ways(heads)
     spread, strategy = splitting.spread(rows, ways)
-    others = tuple(x for x in rows + dims if x not in spread)
+    # Rows in the order of documents stay where they are, whatever heads and leading dims are.
+    others = tuple(x for x in rows + dims if x not in spread and not splitting.is_by_document)
     heads = splitting.dividing(heads + splitting.last_dividing(heads, others), spec.num_heads)
     leading = [splitting.dividing(*x) for x in zip(leading, call.dims, strict=True)]
     splitting.split_leading(leading, tuple(x for x in others if x not in heads))
@@ -91,6 +92,10 @@ class _Splitting:
     @property
     def order(self) -> SequenceOrder:
         return "contiguous" if self.context is None else self.context.order
+
+    @property
+    def is_by_document(self) -> bool:
+        return self.order == "documents"
 
     def ways(self, axes: Sequence[str]) -> int:
         return math.prod(self.sizes[axis] for axis in axes)
@@ -142,9 +147,12 @@ class _Splitting:
         if spread is None or self.wanted == "heads" or not is_in_order:
             return (), None
         strategy = chosen(self.wanted, spread)
-        if strategy != self.wanted and not is_rest:
+        if strategy != self.wanted and not (is_rest or self.is_by_document):
             batch, heads = ways
-            strategy = cheapest(modelled(spec, spread, batch_ways=batch, head_ways=heads))
+            costs = modelled(spec, spread, batch_ways=batch, head_ways=heads)
+            # Heads and a ring take an axis each.
+            possible = (x for x in costs if len(rows) > 1 or x.strategy != "heads+ring")
+            strategy = cheapest(possible)
         return ((), None) if strategy is None else (rows, strategy)
 
     def keys_alone(self, axes: tuple[str, ...]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: st
     out, lse = interval_calls.forward(
         scaled_query(spec, operands["query"]),
         operands["key"],  # a score in padding is masked, even NaN
-        _cleared(operands["value"], rows.real_keys),
+        _cleared(operands["value"], None if spec.promises.finite_padding else rows.real_keys),
         rows.mask,
         given.lists.arrays,
         positive_scale(spec),
@@ -61,17 +61,19 @@ def backward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: s
     if lse_grad is not None:
         # The gradient of a padding row's lse may be NaN.
         lse_grad = jnp.where(lse == -jnp.inf, 0, lse_grad)
+    is_finite = spec.promises.finite_padding
+    queries_before, keys_before = (None, None) if is_finite else (real_queries, rows.real_keys)
     key, out_grad, query, out = cleared_together(
-        (operands["key"], _by_row(rows.real_keys)),
-        (operands["out_grad"], _by_row(real_queries)),
-        (scaled_query(spec, operands["query"]), _by_row(real_queries)),
+        (operands["key"], _by_row(keys_before)),
+        (operands["out_grad"], _by_row(queries_before)),
+        (scaled_query(spec, operands["query"]), _by_row(queries_before)),
         # Rows of padding are 0 there, but invalid ones are NaN.
         (operands["out"], _by_row(real_queries if may_be_invalid(spec) else None)),
     )
     dq, dk, dv, products = interval_calls.backward(
         query,
         key,
-        _cleared(operands["value"], rows.real_keys),  # as in the forward pass: XLA does it once
+        _cleared(operands["value"], keys_before),  # as in the forward pass: XLA does it once
         out,
         lse,
         out_grad,

@@ -43,7 +43,7 @@ def forward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Arr
         # A score in padding is masked, even NaN: only value can carry NaN from there.
         (scaled_query(spec, operands["query"]), None),
         (operands["key"], None),
-        (operands["value"], sequences.real_keys),
+        (operands["value"], None if spec.promises.finite_padding else sequences.real_keys),
         head_dim=call.head_dim,
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
@@ -69,16 +69,18 @@ def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Ar
         # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     query = scaled_query(spec, operands["query"])
+    is_finite = spec.promises.finite_padding
+    queries_before, keys_before = (None, None) if is_finite else (of_queries, of_keys)
     key, out_grad, query, out = to_kernel(
         call,
-        (operands["key"], of_keys),
-        (out_grad, of_queries),
-        (query, of_queries),
+        (operands["key"], keys_before),
+        (out_grad, queries_before),
+        (query, queries_before),
         (out, None),
         head_dim=call.head_dim,
     )
     # Apart, as in the forward pass: XLA does it once.
-    (value,) = to_kernel(call, (operands["value"], of_keys), head_dim=call.head_dim)
+    (value,) = to_kernel(call, (operands["value"], keys_before), head_dim=call.head_dim)
     arrays = (out_grad, query, key, value, out, lse_to_kernel(call, lse))
     found = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
     flags = (of_queries, of_keys, of_keys)

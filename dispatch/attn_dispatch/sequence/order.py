@@ -10,27 +10,28 @@ import numpy as np
 
 from attn_dispatch.call.static_arguments import check_choice, check_positive_int
 from attn_dispatch.core.explicit_axes import with_auto_axes
-from attn_dispatch.sequence.balancing import Balance, tokens_of
+from attn_dispatch.sequence.documents import DocumentOrder
 
-Order = Literal["contiguous", "zigzag"]
-"""What device r of `parts` holds: part r of as many; or chunks r and 2 · parts - 1 - r of 2 · parts
-chunks."""
+_Named = Literal["contiguous", "zigzag"]
+Order = _Named | DocumentOrder
+"""What device r of `parts` holds. "contiguous": part r of as many. "zigzag": chunks r and
+2 · parts - 1 - r of 2 · parts chunks. Or what `by_document` found for packed documents."""
 _Array = TypeVar("_Array", np.ndarray, jax.Array)
 
 
-def reorder(x: _Array, parts: int, *, order: Order | Balance = "zigzag", axis: int = 1) -> _Array:
+def reorder(x: _Array, parts: int, *, order: Order = "zigzag", axis: int = 1) -> _Array:
     """Put what is in order into the order in which devices hold it, one device after the other.
 
     Shard the result's axis over the mesh axis of `parts` devices. NumPy arrays, in a data loader,
     give NumPy arrays. JAX arrays may be traced; the result is differentiable, and sharded like x
-    under Explicit axes. Zigzag order sends each device's share to another device; a balance gathers
-    all of x, and is for the data loader.
+    under Explicit axes. Zigzag order sends each device's share to another device; an order by
+    document gathers all of x, and is for the data loader.
 
     Args:
       x: any array with one entry per token along `axis`.
       parts: the number of devices along the mesh axis.
-      order: "zigzag", "contiguous" (as x is), or what `balance` found. If that has an order for
-        each of B rows, x's axis 0 is those rows.
+      order: "zigzag", "contiguous" (as x is), or what `by_document` found. If that has an order
+        for each of B rows, x's axis 0 is those rows.
       axis: the axis of tokens.
 
     Raises:
@@ -39,7 +40,7 @@ def reorder(x: _Array, parts: int, *, order: Order | Balance = "zigzag", axis: i
     return _in_order(x, parts, order, axis, is_back=False)
 
 
-def restore(x: _Array, parts: int, *, order: Order | Balance = "zigzag", axis: int = 1) -> _Array:
+def restore(x: _Array, parts: int, *, order: Order = "zigzag", axis: int = 1) -> _Array:
     """Undo `reorder`: put what devices hold, one device after the other, in order.
 
     Args:
@@ -55,7 +56,11 @@ def restore(x: _Array, parts: int, *, order: Order | Balance = "zigzag", axis: i
 
 
 def positions(
-    length: int, parts: int, *, order: Order | Balance = "zigzag", axis_name: str | None = None
+    length: int,
+    parts: int,
+    *,
+    order: Order = "zigzag",
+    axis_name: str | None = None,
 ) -> np.ndarray | jax.Array:
     """The positions, int32, that the rows of a reordered sequence have in the whole one.
 
@@ -77,7 +82,7 @@ def positions(
     """
     chunks, chunk = _chunks(check_positive_int("length", length), parts, order)
     if axis_name is None:
-        return tokens_of(chunks, chunk)
+        return _tokens(chunks, chunk)
     if (devices := jax.lax.axis_size(axis_name)) != parts:
         raise ValueError(f"positions: expected {parts} devices along {axis_name}, got {devices}")
     # One number for each chunk is in the program, rather than one for each row.
@@ -87,18 +92,18 @@ def positions(
     return numbers.reshape(*chunks.shape[:-1], length // parts)
 
 
-def _chunks(length: int, parts: int, order: Order | Balance) -> tuple[np.ndarray, int]:
+def _chunks(length: int, parts: int, order: Order) -> tuple[np.ndarray, int]:
     """The chunks in the order in which the devices hold them, int32, and the tokens in each."""
     parts = check_positive_int("parts", parts)
-    if isinstance(order, Balance):
-        expected = order.chunks.shape[-1] * order.chunk
-        if (order.parts, expected) != (parts, length):
+    if isinstance(order, DocumentOrder):
+        found = order.tokens.shape[-1]
+        if (order.parts, found) != (parts, length):
             raise ValueError(
-                f"order: expected a balance of {length} tokens over {parts} devices, got one of "
-                f"{expected} over {order.parts}"
+                f"order: expected one of {length} tokens on {parts} devices, got one of {found} on "
+                f"{order.parts}"
             )
-        return order.chunks, order.chunk
-    is_zigzag = check_choice("order", order, get_args(Order)) == "zigzag"
+        return order.tokens, 1
+    is_zigzag = check_choice("order", order, get_args(_Named)) == "zigzag"
     number = 2 * parts if is_zigzag else parts
     if length % number:
         raise ValueError(
@@ -111,7 +116,13 @@ def _chunks(length: int, parts: int, order: Order | Balance) -> tuple[np.ndarray
     return chunks, length // number
 
 
-def _in_order(x: _Array, parts: int, order: Order | Balance, axis: int, *, is_back: bool) -> _Array:
+def _tokens(chunks: np.ndarray, chunk: int) -> np.ndarray:
+    """The tokens, int32 [..., T], of chunks [..., chunks] in their order."""
+    tokens = chunks[..., None] * chunk + np.arange(chunk, dtype=np.int32)
+    return tokens.reshape(*chunks.shape[:-1], -1)
+
+
+def _in_order(x: _Array, parts: int, order: Order, axis: int, *, is_back: bool) -> _Array:
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
     if not -x.ndim <= axis < x.ndim:
@@ -120,7 +131,7 @@ def _in_order(x: _Array, parts: int, order: Order | Balance, axis: int, *, is_ba
     chunks, chunk = _chunks(x.shape[axis], parts, order)
     if chunks.ndim == 2 and (axis == 0 or x.shape[0] != len(chunks)):
         raise ValueError(
-            f"order: expected tokens behind axis 0, of {len(chunks)} rows as the balance has, got "
+            f"order: expected tokens behind axis 0, of {len(chunks)} rows as the order has, got "
             f"axis {axis} of {list(x.shape)}"
         )
     if order == "contiguous":

@@ -42,6 +42,12 @@ def write(hsa: Path, arch: str, folder: Path) -> int:
     return count
 
 
+def files(hsa: Path, arch: str) -> list[str]:
+    """The names of the kernels' files in the tables of an architecture."""
+    found = (_tables(hsa / arch / module) for module in MODULES)
+    return [row["co_name"] for tables in found for rows in tables.values() for row in rows]
+
+
 def header(module: str, arch: str, tables: dict[str, list[Row]]) -> str:
     """The C++ header with the tables of a folder, by their names."""
     columns = list(dict.fromkeys(x for rows in tables.values() for row in rows for x in row))

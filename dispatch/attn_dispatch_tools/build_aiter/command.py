@@ -12,7 +12,16 @@ from pathlib import Path
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.console import waiting
 from attn_dispatch.text import error_text
-from attn_dispatch_tools.build_aiter import flags, install, ninja, progress, toolchain, wheel
+from attn_dispatch_tools.build_aiter import (
+    asm_build,
+    checkout,
+    flags,
+    install,
+    ninja,
+    progress,
+    toolchain,
+    wheel,
+)
 from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.generate import Filters, Sources, generate
 from attn_dispatch_tools.build_aiter.ninja import Library
@@ -28,6 +37,9 @@ A complete build compiles some 6300 files for each architecture, half a minute e
 large machine. A filter builds fewer of CK's kernels. attn_dispatch does not know which kernels were
 built, so a call that needs a missing one fails when it runs, and says so. AITER's ASM kernels need
 no compilation and are always complete.
+
+With --aiter, ASM kernels alone are built from another AITER, v0.1.15 or newer: two files, less than
+a minute. Calls that need CK are then XLA's.
 
 To continue an interrupted build, give the same command again.
 """
@@ -47,6 +59,7 @@ feature means "without". --filter takes a part of such a name, with * for anythi
 _EXAMPLES = (
     "attn-dispatch build-aiter --arch gfx942",
     "attn-dispatch build-aiter --arch gfx950 --filter d128_bf16 --jobs 32",
+    "attn-dispatch build-aiter --arch gfx942 --aiter ~/aiter",
 )
 
 # Seconds to compile a file for gfx942 with clang 22, on an otherwise idle core.
@@ -68,6 +81,16 @@ def add_parser(commands: Commands, help: str) -> None:
         choices=aiter_folder.ARCHS,
         dest="archs",
         help="gfx942 (MI300X, MI300A, MI325X) or gfx950 (MI350X, MI355X); may be repeated",
+    )
+    parser.add_argument(
+        "--aiter",
+        type=Path,
+        metavar="FOLDER",
+        help="build the ASM kernels of this AITER, a checkout of v0.1.15 or newer, or the folder "
+        "where its wheel is installed",
+    )
+    parser.add_argument(
+        "--aiter-version", metavar="VERSION", help="its version, if the folder does not show it"
     )
     parser.add_argument(
         "--filter", metavar="TEXT", help="only kernels with this in their name; see below"
@@ -105,17 +128,30 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build for each architecture. A failure ends the process with a message."""
     try:
-        root = made_folder(args.out).resolve() if args.out else aiter_folder.root()
+        generation = asm_build.GENERATION if args.aiter else aiter_folder.GENERATION
+        root = made_folder(args.out).resolve() if args.out else aiter_folder.root(generation)
         filters = Filters.parse(
             args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
         )
+        jobs = args.jobs or default_jobs()
+        if args.aiter:
+            _refuse_filters(filters)
+            sources = checkout.find(args.aiter.expanduser(), args.aiter_version)
+            for arch in dict.fromkeys(args.archs):
+                asm_build.build(sources, arch, root / arch, jobs)
+            return
         for arch in dict.fromkeys(args.archs):
-            build(arch, root / arch, filters, args.jobs or default_jobs())
+            build(arch, root / arch, filters, jobs)
     except (BuildError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     except KeyboardInterrupt:
         print("Interrupted; the same command continues the build.", file=sys.stderr)
         sys.exit(130)
+
+
+def _refuse_filters(filters: Filters) -> None:
+    if filters != Filters():
+        raise BuildError("a filter chooses kernels of CK, and --aiter builds none: leave it out")
 
 
 def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:

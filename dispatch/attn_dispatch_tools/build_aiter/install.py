@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.folder import AiterBuild
+from attn_dispatch.aiter.folder import GENERATION, AiterBuild
 from attn_dispatch_tools.build_aiter.generate import Filters
 from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 from attn_dispatch_tools.build_aiter.wheel import Wheel
@@ -24,11 +24,9 @@ def install(
     files: int,
 ) -> AiterBuild:
     """Copy what was built in `work` into `folder`. The record is written last, and returned."""
-    aiter_folder.forget(folder)
-    for name in aiter_folder.libraries(arch):
-        _replace(work / name, folder / name)
+    kernels = replace_files(folder, arch, work, aiter_folder.libraries(arch), wheel.asm(arch))
     build = AiterBuild(
-        generation=aiter_folder.GENERATION,
+        generation=GENERATION,
         arch=arch,
         wheel_version=wheel.version,
         filter_forward=filters.forward,
@@ -37,11 +35,34 @@ def install(
         compiler=toolchain.description,
         compile_check_only=toolchain.compile_check_only,
         files=files,
-        asm_kernels=len(_copy_asm_kernels(wheel.asm(arch), folder, arch)),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        asm_kernels=kernels,
+        date=now(),
     )
+    return record(folder, build)
+
+
+def record(folder: Path, build: AiterBuild) -> AiterBuild:
+    """Write the record of a build whose files are in place, and return it."""
     build.write(folder)
     return build
+
+
+def now() -> str:
+    """The date of a build."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def replace_files(
+    folder: Path, arch: str, work: Path, libraries: Sequence[str], kernels: Path
+) -> int:
+    """Copy libraries and ASM kernels into `folder`. Returns the number of kernels.
+
+    The record of an earlier build is removed first.
+    """
+    aiter_folder.forget(folder)
+    for name in libraries:
+        _replace(work / name, folder / name)
+    return len(_copy_asm_kernels(kernels, folder, arch))
 
 
 def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:

@@ -88,9 +88,15 @@ ENVIRONMENT = ("aiter_environment.cc", "aiter_asm_folder.cc")
 """This project's sources that are part of each library, and replace functions that AITER calls."""
 
 
-def environment_flags(arch: str) -> dict[str, tuple[str, ...]]:
-    """Compiler flags for single sources of ENVIRONMENT, by file name."""
-    return {ENVIRONMENT[1]: (f"-DATTN_DISPATCH_AITER_ARCH={arch}",)}
+def environment_flags(arch: str, *, asm_root: bool = False) -> dict[str, tuple[str, ...]]:
+    """Compiler flags for single sources of ENVIRONMENT, by file name.
+
+    Args:
+      arch: the architecture that is built for.
+      asm_root: AITER expects the folder of all architectures' kernels, not that of one.
+    """
+    root = ("-DATTN_DISPATCH_AITER_ASM_ROOT",) if asm_root else ()
+    return {ENVIRONMENT[1]: (f"-DATTN_DISPATCH_AITER_ARCH={arch}", *root)}
 
 
 def adapter_folder() -> Path:

@@ -28,6 +28,10 @@ CASES = {
         jit(MANY, "ring"), batch=1, heads=3, kv_heads=1, further=("query_segment_ids",),
         options=PACKED | {"return_max_logits": True},
     ),
+    "documents": Case(
+        manual(MANY, "ring", "documents"), batch=1, rows=8, heads=3, kv_heads=1,
+        further=("query_segment_ids",), options=PACKED | LSE,
+    ),
     "full": Case(manual(MANY, "ring", check_vma=False), rows=3, keys=6, heads=3, kv_heads=1),
     "two axes": Case(
         manual({"context_a": 4, "context_b": 4}, "ring", "zigzag"), batch=1, heads=3, kv_heads=1,

@@ -95,6 +95,30 @@ CASES = {
     "ring in a group of Auto axes": Case(
         manual(ALL, "ring", axes=("context",)), batch=2, heads=4, kv_heads=2, options=CAUSAL,
     ),
+    "ring, documents, GQA": Case(
+        manual(DATA, "ring", "documents"), batch=4, rows=9, heads=6, kv_heads=3, dim_v=8,
+        further=("sinks", *IDS), options=PACKED | LSE | {"return_max_logits": True},
+    ),
+    "ring, documents, two axes": Case(
+        manual(TWO, "auto", "documents"), batch=2, rows=8, heads=8, kv_heads=8,
+        further=("sinks", *IDS), options=CAUSAL | LSE | {"logits_soft_cap": 3.0},
+    ),
+    "ring, documents, layers": Case(
+        manual(ALL, "halo", "documents"), batch=2, rows=10, heads=4, kv_heads=2, further=IDS,
+        options=PACKED, program="layers", derivative="inside",
+    ),
+    "ring, documents, vmap": Case(
+        manual(ALONE, "gather", "documents", check_vma=False), front=2, batch=1, rows=6,
+        heads=8, kv_heads=8, further=IDS,
+        options=PACKED | LSE | {"qkv_layout": "BNTH"}, program="vmap",
+    ),
+    "ring, documents, full": Case(
+        manual(PAIR, "ring", "documents"), batch=4, rows=7, further=IDS, options=LSE,
+    ),
+    "ring, documents in a group": Case(
+        manual(ALL, "ring", "documents", axes=("context",), kind="Explicit"), batch=4, rows=8,
+        heads=4, kv_heads=2, further=IDS, options=PACKED,
+    ),
     "gather, bias, ALiBi": Case(
         jit(ALL, "gather", "Explicit"), batch=2, heads=4, kv_heads=2, shared=("b",),
         further=("bias", "alibi_slopes"), options=CAUSAL | LSE,
@@ -136,6 +160,9 @@ CASES = {
     "heads": Case(
         manual(TENSOR, "heads", "zigzag"), batch=1, heads=8, kv_heads=4, further=("mask", "sinks"),
         options=CAUSAL | LSE,
+    ),
+    "heads, kv heads that do not divide": Case(
+        manual(ALONE, "heads", "zigzag"), batch=1, rows=2, heads=24, kv_heads=3, options=CAUSAL,
     ),
     "heads, offset, lengths": Case(
         manual(ALONE, "heads"), batch=1, rows=2, heads=8, kv_heads=8,

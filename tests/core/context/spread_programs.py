@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch import context_parallel, dot_product_attention
+from attn_dispatch import context_parallel, dot_product_attention, sequence
 from tests.support.present import present
 from tests.support.spread_calls import COLLECTIVES
 
@@ -58,13 +58,12 @@ def in_shard_map(order: str, **options: Any) -> Function:
 
 def arrays(length: int = T, heads: int = N) -> tuple[jax.Array, ...]:
     rng = np.random.default_rng(0)
-    return tuple(
-        jax.device_put(
-            rng.standard_normal((1, length, n, H)).astype(np.float32),
-            NamedSharding(mesh_of_all(), ROWS),
-        )
-        for n in (heads, K, K)
-    )
+    shapes = ((1, length, n, H) for n in (heads, K, K))
+    return tuple(on_mesh(rng.standard_normal(x).astype(np.float32)) for x in shapes)
+
+
+def on_mesh(x: Any) -> jax.Array:
+    return jax.device_put(x, NamedSharding(mesh_of_all(), ROWS))
 
 
 def exchanged(text: str) -> dict[str, list[int]]:
@@ -142,6 +141,8 @@ def refusals() -> dict[str, str]:
     """Wrong and unsupported calls, and what they raise."""
     key = jax.random.key(0)
     lengths = np.array([8], np.int32)
+    of_device: dict[str, Any] = {"query_segment_ids": np.ones((1, T // 8), np.int32)}
+    window: dict[str, Any] = {"local_window_size": (3, 0)}
 
     def spread(
         order: str = "contiguous", length: int = T, strategy: Any = "ring", **options: Any
@@ -175,6 +176,9 @@ def refusals() -> dict[str, str]:
             lambda: dot_product_attention(*arrays(), sequence_order="zigzag")
         ),
         "odd rows": spread("zigzag", length=8 * 3),
+        "documents without ids": spread("documents"),
+        "documents, heads": spread("documents", strategy="heads", is_causal=True, **of_device),
+        "documents, window": spread("documents", is_causal=True, **of_device, **window),
         "window without causality": spread(local_window_size=(3, 3)),
         "lengths": spread(key_value_seq_lengths=lengths),
         "dropout": spread(dropout_rate=0.5, dropout_key=key),
@@ -190,9 +194,35 @@ def refusals() -> dict[str, str]:
     }
 
 
+def of_documents() -> dict[str, bool]:
+    """Facts about NaN in calls in the order of documents."""
+    ids = np.repeat([1, 2, 0], [32, 16, 16])[None].astype(np.int32)
+    order = sequence.by_document(ids[0], 8)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh_of_all(), in_specs=ROWS, out_specs=ROWS)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        more: Any = {"context_axis": "context", "sequence_order": "documents", "max_segments": 2}
+        return dot_product_attention(q, k, v, query_segment_ids=ids, is_causal=True, **more)
+
+    def all_of(padding: float) -> Any:
+        given = (np.where(ids[..., None, None] == 0, padding, x) for x in arrays())
+        given = [on_mesh(sequence.reorder(x, 8, order=order)) for x in (*given, ids)]
+        out, pull = jax.vjp(lambda *x: attend(*x, given[-1]), *given[:-1])
+        return out, pull(jnp.ones_like(out))
+
+    real, nan = (jax.tree.leaves(all_of(x)) for x in (0, np.nan))
+    in_order = attend(*arrays(), on_mesh(ids))
+    parts = np.split(np.isnan(in_order), 8, axis=1)
+    return {
+        "padding is not seen": all(map(np.array_equal, real, nan)),
+        "another order is found where a document begins": bool(parts[0].any() & parts[4].any()),
+    }
+
+
 def main() -> None:
     found = {name: measured(strategy, function) for name, strategy, function in programs()}
-    print(json.dumps({"programs": found, "refusals": refusals()}))
+    print(json.dumps({"programs": found, "refusals": refusals(), "documents": of_documents()}))
 
 
 if __name__ == "__main__":

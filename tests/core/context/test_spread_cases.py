@@ -33,6 +33,12 @@ def test_named_strategy_runs(report, name):
         assert set(ran) == ({"ring"} if "ring" in name else set())
 
 
+def test_ids_of_documents_are_sent_once_and_nothing_is_gathered(report):
+    sent = report["ring, documents, GQA"]["collectives"]
+    keys_and_values, gradients = 2 * 3, 2 * 3
+    assert sent == {"all-reduce": 1, "collective-permute": 1 + keys_and_values + gradients}
+
+
 def test_keys_of_a_cache_are_attended_to_where_they_are(report):
     sent = report["keys, one query"]["collectives"]
     assert not {"all-gather", "collective-permute", "all-to-all"} & sent.keys()

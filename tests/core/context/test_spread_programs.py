@@ -79,9 +79,12 @@ WRONG = {
     "jax.shard_map, which are (), got ('context',)",
     "other axis": "which are ('context',), got ('tensor',)",
     "no axes": "which are ('context',), got ()",
-    "order": "ValueError: sequence_order: expected one of ('contiguous', 'zigzag'), got 'stripes'",
+    "order": "ValueError: sequence_order: expected one of ('contiguous', 'zigzag', "
+    "'documents'), got 'stripes'",
     "order without axis": "ValueError: sequence_order: expected context_axis with 'zigzag', got",
     "odd rows": "ValueError: query: expected an even length on each device for zigzag order, got 3",
+    "documents without ids": "ValueError: sequence_order: expected query_segment_ids with "
+    "'documents', got None",
     "unknown strategy": "ValueError: context_parallel: expected one of ",
 }
 UNSUPPORTED = {
@@ -102,7 +105,28 @@ def test_wrong_calls_say_what_was_expected(report, name):
 def test_calls_that_no_strategy_can_run_get_every_reason(report, name):
     found = report["refusals"][name]
     assert found.startswith("NotImplementedError: no strategy can run this call, whose sequence")
-    assert "heads: 8 devices do not divide 3 heads" in found and UNSUPPORTED[name] in found
+    assert "heads: 8 devices do not divide 3 heads; " in found
+    assert f"halo, ring, gather: {UNSUPPORTED[name]}" in found
+
+
+def test_a_reason_names_the_strategies_that_it_speaks_against(report):
+    found = report["refusals"]["window without causality"]
+    assert "; ring: a ring sends all keys, of which a window hides most" in found
+    # All keys of a device are in reach of a halo, and all rows are in order.
+    assert "halo: " not in found
+
+
+@pytest.mark.parametrize("name", ["documents, heads", "documents, window"])
+def test_a_ring_alone_runs_the_order_of_documents(report, name):
+    found = report["refusals"][name]
+    assert "NotImplementedError: " in found
+    assert "heads, gather: a ring alone knows the order of documents" in found
+    assert "halo: a halo needs rows in contiguous order" in found
+
+
+def test_documents_do_not_see_padding_and_find_rows_in_another_order(report):
+    assert report["documents"] == dict.fromkeys(report["documents"], True)
+    assert len(report["documents"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from attn_dispatch_tools.build_aiter import asm_tables, ninja, wheel
+from attn_dispatch_tools.build_aiter import asm_build, asm_tables, ninja, wheel
 from tests.support.aiter_dispatch import build as dev18
 from tests.support.repository import ROOT
 
@@ -27,8 +27,8 @@ INCLUDE = BUILD / "include"
 """Copies of AITER's headers, which there include this project's shim."""
 HEADERS = ("mha_fwd.h", "mha_bwd.h")
 _COPIED = (*HEADERS, "aiter_hip_common.h", "aiter_enum.h", "aiter_logger.h")
-_OPTIONS = ("-DENABLE_CK=0", "-DFAV3_ON=1", "-DONLY_FAV3=1", "-D__HIP_PLATFORM_AMD__=1")
-ADAPTER_SOURCES = wheel.adapter_sources(dev18.ADAPTER, "v0.1.15")
+_OPTIONS = (*asm_build.OPTIONS, "-D__HIP_PLATFORM_AMD__=1")
+ADAPTER_SOURCES = wheel.adapter_sources(dev18.ADAPTER, asm_build.GENERATION)
 
 
 def compiler() -> str | None:

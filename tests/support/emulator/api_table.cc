@@ -58,7 +58,7 @@ int takes_asm(const Call* call, char* message, int32_t size) {
 
 ATTN_EXPORT const AttnAiter* attn_dispatch_aiter(void) {
   static const AttnAiter served = {ATTN_AITER_API_VERSION,
-                                   "dev18",
+                                   attn_emulator::generation_text,
                                    /*arch=*/nullptr,
                                    attn_emulator::device_arch,
                                    attn_emulator::forward,

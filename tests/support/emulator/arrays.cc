@@ -30,6 +30,8 @@ class ArrayList {
     add_vector("seqstart_k", call.seqstart_k, 4, call.batch + 1);
     add_vector("seqlen_q", call.seqlen_q, 4, call.batch);
     add_vector("seqlen_k", call.seqlen_k, 4, call.batch);
+    add_vector("cu_seqlen_q", call.cu_seqlen_q, 4, call.batch + 1);
+    add_vector("cu_seqlen_k", call.cu_seqlen_k, 4, call.batch + 1);
     if (call.dropout_rate > 0.0f) add_vector("rng_state", call.rng_state, 8, 2);
   }
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "hooks.h"
 #include "noted_buffers.h"
+#include "scores.h"
 
 namespace attn_emulator {
 namespace {
@@ -15,8 +17,9 @@ bool is_window(const AttnAiterCall& call, int32_t left, int32_t right) {
 
 std::string refusal_of_mode(const AttnAiterCall& call) {
   if (!call.is_group) {
-    if (call.seqstart_q || call.seqstart_k || call.seqlen_q || call.seqlen_k) {
-      return "seqstart_* and seqlen_* are of group mode, and is_group is 0";
+    if (call.seqstart_q || call.seqstart_k || call.seqlen_q || call.seqlen_k || call.cu_seqlen_q ||
+        call.cu_seqlen_k) {
+      return "seqstart_*, seqlen_* and cu_seqlen_* are of group mode, and is_group is 0";
     }
     if (call.max_seq_len_q != call.seq_len_q || call.max_seq_len_kv != call.seq_len_kv) {
       return "without groups max_seq_len_* must equal seq_len_*";
@@ -25,6 +28,9 @@ std::string refusal_of_mode(const AttnAiterCall& call) {
   }
   if (!call.seqstart_q || !call.seqstart_k) return "group mode needs seqstart_q and seqstart_k";
   if (!call.seqlen_q != !call.seqlen_k) return "seqlen_q and seqlen_k must come together";
+  if (!call.cu_seqlen_q != !call.cu_seqlen_k) return "cu_seqlen_q and _k must come together";
+  if (call.cu_seqlen_q && generation() == "dev18") return "dev18's adapter takes no cu_seqlen_*";
+  if (call.seqlen_q && generation() != "dev18") return "lengths must be given as prefix sums";
   if (call.batch_stride_q || call.batch_stride_k || call.batch_stride_v || call.batch_stride_bias ||
       call.batch_stride_out || call.batch_stride_lse) {
     return "batch strides must be 0 in group mode";
@@ -149,7 +155,7 @@ bool overlap(const Array& a, const Array& b) {
 }
 
 std::string wrong_side(const char* side, const int32_t* starts, const int32_t* lengths,
-                       int32_t batch, int32_t rows, int32_t max_length) {
+                       const int32_t* sums, int32_t batch, int32_t rows, int32_t max_length) {
   const std::string seqstart = std::string("seqstart_") + side,
                     seqlen = std::string("seqlen_") + side;
   if (starts[0] < 0) return seqstart + " begins below 0, at " + text(starts[0]);
@@ -157,7 +163,7 @@ std::string wrong_side(const char* side, const int32_t* starts, const int32_t* l
     const std::string at = "[" + text(i) + "]";
     const int32_t space = starts[i + 1] - starts[i];
     if (space < 0) return seqstart + " decreases after " + at;
-    const int32_t length = lengths ? lengths[i] : space;
+    const int32_t length = length_of(i, starts, lengths, sums);
     if (length < 0 || length > space) {
       return seqlen + at + " is " + text(length) + " and there is space for " + text(space);
     }
@@ -292,11 +298,11 @@ std::string wrong_pages(const AttnAiterSplitKv& split) {
 
 std::string wrong_sequences(const AttnAiterCall& call) {
   if (!call.is_group) return "";
-  std::string why = wrong_side("q", call.seqstart_q, call.seqlen_q, call.batch, call.seq_len_q,
-                               call.max_seq_len_q);
+  std::string why = wrong_side("q", call.seqstart_q, call.seqlen_q, call.cu_seqlen_q, call.batch,
+                               call.seq_len_q, call.max_seq_len_q);
   if (!why.empty()) return why;
-  return wrong_side("k", call.seqstart_k, call.seqlen_k, call.batch, call.seq_len_kv,
-                    call.max_seq_len_kv);
+  return wrong_side("k", call.seqstart_k, call.seqlen_k, call.cu_seqlen_k, call.batch,
+                    call.seq_len_kv, call.max_seq_len_kv);
 }
 
 }  // namespace attn_emulator

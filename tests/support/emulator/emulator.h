@@ -17,6 +17,9 @@ enum AttnEmulatorCall {
 // Sets the architecture, at first "gfx942". The emulator differs by architecture where dev18 does.
 void attn_emulator_set_arch(const char* arch);
 
+// Sets the generation of AITER, at first "dev18": how lengths of packed sequences are given.
+void attn_emulator_set_generation(const char* generation);
+
 // Sets the answer of *_takes_asm: 0 or 1, or -1 for the use_asm of the call.
 void attn_emulator_set_asm_answer(int answer);
 

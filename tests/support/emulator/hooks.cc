@@ -37,9 +37,16 @@ int copy(const std::optional<Struct>& from, void* into, int64_t size) {
 
 }  // namespace
 
+char generation_text[16] = "dev18";
+
 std::string arch() {
   const auto guard = lock();
   return hooks.arch;
+}
+
+std::string generation() {
+  const auto guard = lock();
+  return generation_text;
 }
 
 int asm_answer(const AttnAiterCall& call) {
@@ -137,7 +144,13 @@ ATTN_EXPORT int attn_emulator_keep(uint64_t seed, uint64_t offset, int32_t seque
   return attn_emulator::is_kept(seed, offset, sequence, head, row, col, rate);
 }
 
+ATTN_EXPORT void attn_emulator_set_generation(const char* generation) {
+  const auto guard = attn_emulator::lock();
+  strncpy(attn_emulator::generation_text, generation, sizeof attn_emulator::generation_text - 1);
+}
+
 ATTN_EXPORT void attn_emulator_reset(void) {
   const auto guard = attn_emulator::lock();
   hooks = {};
+  strcpy(attn_emulator::generation_text, "dev18");
 }

@@ -9,6 +9,8 @@
 namespace attn_emulator {
 
 std::string arch();
+std::string generation();
+extern char generation_text[16];  // the table of functions points to it
 int asm_answer(const AttnAiterCall& call);
 
 // Counts the call, and returns true with the message if it is the one that must fail.

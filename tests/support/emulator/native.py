@@ -125,6 +125,9 @@ class Emulator:
     def set_arch(self, arch: str) -> None:
         self.library.attn_emulator_set_arch(arch.encode())
 
+    def set_generation(self, generation: str) -> None:
+        self.library.attn_emulator_set_generation(generation.encode())
+
     def set_asm_answer(self, answer: int) -> None:
         self.library.attn_emulator_set_asm_answer(answer)
 

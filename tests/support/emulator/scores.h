@@ -17,13 +17,20 @@ struct Sequence {
   int32_t len_k;
 };
 
+// The rows of a sequence: its length, given by itself or as a difference of prefix sums, or else
+// all up to the next start.
+ATTN_HD int32_t length_of(int32_t index, const int32_t* starts, const int32_t* lengths,
+                          const int32_t* sums) {
+  if (lengths) return lengths[index];
+  if (!sums) sums = starts;
+  return sums[index + 1] - sums[index];
+}
+
 ATTN_HD Sequence sequence_of(const AttnAiterCall& call, int32_t index) {
   if (!call.is_group) return {index, 0, 0, call.seq_len_q, call.seq_len_kv};
   Sequence s{index, call.seqstart_q[index], call.seqstart_k[index], 0, 0};
-  s.len_q = call.seqlen_q ? call.seqlen_q[index]
-                          : static_cast<int32_t>(call.seqstart_q[index + 1] - s.start_q);
-  s.len_k = call.seqlen_k ? call.seqlen_k[index]
-                          : static_cast<int32_t>(call.seqstart_k[index + 1] - s.start_k);
+  s.len_q = length_of(index, call.seqstart_q, call.seqlen_q, call.cu_seqlen_q);
+  s.len_k = length_of(index, call.seqstart_k, call.seqlen_k, call.cu_seqlen_k);
   return s;
 }
 

@@ -252,7 +252,8 @@ extern "C" int device() { hipDeviceProp_t p; hipGetDeviceProperties(&p, 0); retu
 
 @needs_ninja
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path):
+@pytest.mark.parametrize("asm_root", [False, True])
+def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path, asm_root):
     """The libraries of two builds, linked as AITER's are, run in one process."""
     (tmp_path / "hip").mkdir()
     (tmp_path / "hip" / "hip_runtime_api.h").write_text(HIP_STAND_IN)
@@ -263,6 +264,7 @@ def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path):
     tools = Toolchain("g++", ("g++", *flags), ("g++",))
     sources = (tmp_path / "asks.cc", *(adapter / x for x in wheel.ENVIRONMENT))
     lines = ["import ctypes, os", "os.environ['AITER_ASM_DIR'] = '/nowhere/'"]
+    lines += ["os.environ.pop('AITER_LOG_LEVEL', None)"]
     for arch in ("gfx942", "gfx950"):
         folder = tmp_path / arch
         for other in ("gfx950", "gfx90a", "gfx942"):  # folders are read in any order
@@ -275,7 +277,7 @@ def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path):
                 (),
                 ("libhip.so",),
                 ninja.WRAPPED,
-                wheel.environment_flags(arch),
+                wheel.environment_flags(arch, asm_root=asm_root),
             ),
         ]
         ninja.write(folder, tools, libraries)
@@ -284,12 +286,15 @@ def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path):
             f"x = ctypes.CDLL({str(folder / f'libasks_{arch}.so')!r})",
             "x.asked.restype = x.arch.restype = ctypes.c_char_p",
             "print(x.asked(b'AITER_ASM_DIR').decode(), x.asked(b'HOME2'), x.device(), x.arch())",
+            "print(x.asked(b'AITER_LOG_LEVEL').decode())",
         ]
     command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        f"{tmp_path}/{arch}/hsa/{arch}/ None 3 b'{arch}'" for arch in ("gfx942", "gfx950")
-    ]
+    expected = []
+    for arch in ("gfx942", "gfx950"):
+        folder = f"{tmp_path}/{arch}/hsa" + ("" if asm_root else f"/{arch}/")
+        expected += [f"{folder} None 3 b'{arch}'", "ERROR"]
+    assert done.stdout.splitlines() == expected
 
 
 @needs_ninja

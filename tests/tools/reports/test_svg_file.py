@@ -8,3 +8,40 @@ def test_long_numbers_are_rounded_and_others_stay(tmp_path: Path):
     path.write_text('<g>\n   <path d="M 1.0049 -2.3456789 L 3.999999 7.25 10"/> 1.23456')
     shorten(path)
     assert path.read_text() == '<g>\n<path d="M 1 -2.35 L 4 7.25 10"/> 1.23456'
+
+
+SVG = """<svg>
+<defs>
+  <style type="text/css">*{stroke-linecap: butt}</style>
+</defs>
+  <g id="patch_1">
+    <g id="axes_1">
+      <path id="m1" d="M 0 0
+L 1 2
+" style="fill: #ffffff; stroke: none"/>
+    </g>
+  </g>
+  <use xlink:href="#m1" style="fill: #ffffff; stroke: none"/>
+  <g clip-path="url(#m1)"><text style="fill: #000000; stroke: none">a
+b</text></g>
+</svg>
+"""
+SHORT = """<svg>
+<defs>
+<style type="text/css">*{stroke-linecap: butt}.c0{fill: #ffffff; stroke: none}</style>
+</defs>
+<path id="m1" d="M 0 0 L 1 2 " class="c0"/>
+<use xlink:href="#m1" class="c0"/>
+<g clip-path="url(#m1)"><text style="fill: #000000; stroke: none">a
+b</text></g>
+</svg>
+"""
+
+
+def test_what_says_nothing_goes_and_styles_become_classes(tmp_path: Path):
+    path = tmp_path / "a.svg"
+    path.write_text(SVG)
+    shorten(path)
+    assert path.read_text() == SHORT
+    shorten(path)
+    assert path.read_text() == SHORT

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from attn_dispatch.call.context import Strategy
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.context.cost import Cost, Devices, Hardware, SpreadCall, choose
 from attn_dispatch.core.context.hardware import H100, INFINITY_FABRIC, MI300X, NVLINK_4
-from attn_dispatch.core.context.strategies import STRATEGIES, Spread, reasons
+from attn_dispatch.core.context.strategies import STRATEGIES, Spread, all_reasons
 from attn_dispatch.core.context.strategy_costs import costs
 from attn_dispatch.devices.target import default_device
 
@@ -45,10 +46,9 @@ def modelled(
         is_causal=spread.is_causal,
         window=spec.meaning.window[0],
         longest=longest,
-        is_zigzag=spread.order == "zigzag",
+        order=spread.order,
     )
-    refused = {name: reasons(name, spread) for name in STRATEGIES}
-    refused["heads+ring"] = refused["ring"]
+    refused = all_reasons(replace(spread, heads=call.heads))
     return costs(call, hardware(spread.devices), refused)
 
 

@@ -32,9 +32,9 @@ def results(
 
 
 def _ring(device: DeviceCall) -> Arrays:
-    if device.context.order == "zigzag" or not device.meaning.is_causal:
-        return ring.compute(device)
-    return _in_zigzag(device, device.rows | KEYS, ring.compute)
+    if device.context.order == "contiguous" and device.meaning.is_causal:
+        return _in_zigzag(device, device.rows | KEYS, ring.compute)
+    return ring.compute(device)
 
 
 def _gather(device: DeviceCall) -> Arrays:

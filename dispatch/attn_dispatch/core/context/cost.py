@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.core.context.hardware import Chip, Links
 from attn_dispatch.reason import Reason, sentences
 from attn_dispatch.text import in_units
@@ -20,7 +21,8 @@ TILE = 128
 
 PACKED_IMBALANCE = 1.7
 """The busiest device's work over the mean, for packed documents in zigzag order: 1.45 to 2.1 for
-documents drawn from three distributions, 131,072 tokens on 8 devices. `sequence.balance` has 1."""
+documents drawn from three distributions, 131,072 tokens on 8 devices. In the order of documents it
+is 1."""
 
 MOST_GATHERED = 4 << 30
 """Bytes that a device may use for the keys, values and gradients of other devices."""
@@ -49,10 +51,8 @@ class SpreadCall:
     """Keys before its own position that a query sees at most."""
     longest: int | None = None
     """The length of packed documents; None for one sequence."""
-    imbalance: float | None = None
-    """The busiest device's work over the mean in zigzag order; None for what is typical."""
-    is_zigzag: bool = False
-    """Rows and keys are in zigzag order already."""
+    order: SequenceOrder = "contiguous"
+    """That of rows and keys."""
 
     @cached_property
     def pairs(self) -> float:
@@ -76,10 +76,9 @@ class SpreadCall:
     @property
     def unbalanced(self) -> float:
         """The busiest device's work over the mean, where devices have different rows."""
-        if self.imbalance is not None:
-            return self.imbalance
         is_packed = self.longest is not None and self.longest < self.keys
-        return PACKED_IMBALANCE if is_packed and self.is_uneven else 1
+        is_balanced = self.order == "documents" or not self.is_uneven
+        return PACKED_IMBALANCE if is_packed and not is_balanced else 1
 
     @property
     def query_bytes(self) -> float:

@@ -7,7 +7,7 @@ summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
@@ -78,9 +78,9 @@ class DeviceCall:
         """The position of this device along the axes."""
         return lax.axis_index(self.context.axes)
 
-    def only(self, axes: Mapping[str, int]) -> Arrays:
-        """The operands that have one of these axes."""
-        return {name: x for name, x in self.operands.items() if name in axes}
+    def only(self, names: Container[str]) -> Arrays:
+        """The operands with these names."""
+        return {name: x for name, x in self.operands.items() if name in names}
 
     def piece(
         self,

@@ -22,7 +22,7 @@ from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import AttentionOptions, is_mod_operand
 from attn_dispatch.core.context.device_call import vary_alike
-from attn_dispatch.core.context.strategies import STRATEGIES, Spread, reasons
+from attn_dispatch.core.context.strategies import Spread, all_reasons
 from attn_dispatch.core.context.zigzag import in_sequence, in_zigzag
 from attn_dispatch.core.shards import LAYOUTS, Shards, layout, shard_call
 from attn_dispatch.core.splitting import split
@@ -210,10 +210,14 @@ def _among_zeros(x: jax.Array, axes: tuple[str, ...], dim: int, ways: int) -> ja
 
 
 def _refusal(call: LeadingCall, context: Context) -> str:
-    devices, axes = context.devices, ", ".join(map(repr, context.axes))
-    why = [f"heads: {devices} devices do not divide {call.spec.num_heads} heads"]
-    spread = Spread.of(call.spec, devices, context.order)
-    if spread is not None:
-        why += (x.with_remedy for name in STRATEGIES for x in reasons(name, spread))
-    text = "; ".join(dict.fromkeys(why))
-    return f"no strategy can run this call, whose sequence is spread along {axes}: {text}"
+    axes = ", ".join(map(repr, context.axes))
+    text = f"no strategy can run this call, whose sequence is spread along {axes}"
+    spread = Spread.of(call.spec, context.devices, context.order)
+    if spread is None:
+        return f"{text}: calls with pages, or without scores, are not spread"
+    named = dict[str, list[str]]()
+    for name, found in all_reasons(spread).items():
+        for reason in found:
+            named.setdefault(reason.with_remedy, []).append(name)
+    why = (f"{', '.join(names)}: {reason}" for reason, names in named.items())
+    return f"{text}: {'; '.join(why)}"

@@ -3,7 +3,8 @@
 Liu et al. 2023 (arXiv:2310.01889). In a causal call rows and keys are in zigzag order, so that all
 devices have equally much to do in every step (Llama 3, arXiv:2407.21783). A device that receives
 the keys of an earlier one attends to the first half of these alone; to those of a later one, only
-its own second half of rows does.
+its own second half of rows does. So it is with the halves of each document, if each document is in
+zigzag order (documents.py).
 
 Keys are sent on while a device computes with them. In the backward pass the sums of their gradients
 follow them, one step behind, and are home after the last step.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar, cast
 
 import jax
@@ -29,12 +31,16 @@ from attn_dispatch.core.context.device_call import (
     half,
     wide,
 )
+from attn_dispatch.core.context.documents import Documents, sent
 from attn_dispatch.semantics.merge import merged
+from attn_dispatch.semantics.row_flags import cleared_by_xla
 from attn_dispatch.semantics.sinks_afterwards import with_sinks
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
 S = TypeVar("S")
 Number = int | jax.Array
+_Step = Callable[[Arrays, Number], Arrays]
+"""The results with the keys of the device so many positions before this one, cyclically."""
 _Sums = tuple[Arrays, Arrays]
 """The gradients of rows, and of keys that are elsewhere by now."""
 
@@ -46,13 +52,34 @@ _ONCE = ("sinks",)
 
 
 def compute(device: DeviceCall) -> Arrays:
-    """The device's results; in a causal call rows and keys are in zigzag order."""
-    return _backward(device) if device.is_backward else _forward(device)
+    """The device's results; in a causal call rows and keys, or documents, are in zigzag order."""
+    device = _with_finite_padding(device)
+    others = partial(_others, device, Documents.of(device))
+    return (_backward if device.is_backward else _forward)(device, others)
 
 
-def _forward(device: DeviceCall) -> Arrays:
+def _with_finite_padding(device: DeviceCall) -> DeviceCall:
+    """The call with 0 in padding rows. Kernels would clear these in every step, and XLA copy arrays
+    for that."""
+    if "query_segment_ids" not in device.operands:
+        return device
+    sides = {
+        "query_segment_ids": ("query", "out_grad") if device.is_backward else (),
+        "key_value_segment_ids": ("key", "value"),
+    }
+    finite = {
+        name: cleared_by_xla(device.operands[name], device.operands[ids] != 0)
+        for ids, names in sides.items()
+        for name in names
+    }
+    promises = replace(device.options.promises, finite_padding=True)
+    options = replace(device.options, promises=promises)
+    return replace(device, options=options, operands=dict(device.operands) | finite)
+
+
+def _forward(device: DeviceCall, others: _Step) -> Arrays:
     def step(total: Arrays, keys: Arrays, number: Number) -> Arrays:
-        return _merged(total, _others(device, keys, number))
+        return _merged(total, others(keys, number))
 
     total = _visited(device, step, device.piece(without=_ONCE))
     if "sinks" not in device.operands:
@@ -60,11 +87,11 @@ def _forward(device: DeviceCall) -> Arrays:
     return with_sinks(wide(total), device.operands["sinks"])
 
 
-def _backward(device: DeviceCall) -> Arrays:
+def _backward(device: DeviceCall, others: _Step) -> Arrays:
     def step(sums: _Sums, keys: Arrays, number: Number) -> _Sums:
         rows, passed = sums
         passed = device.shift(passed)
-        found = _others(device, keys, number)
+        found = others(keys, number)
         of_keys = _of_keys(found)
         return added(rows, _of_rows(found)), added(passed, of_keys) if passed else of_keys
 
@@ -92,18 +119,18 @@ def _visited(device: DeviceCall, step: Callable[[S, Arrays, Number], S], state: 
         return step(state, keys, number), sent_on
 
     last = device.context.devices - 1
-    visited = state, device.shift(device.only(KEYS))
+    visited = state, device.shift(sent(device))
     written_out = range(1, last if last <= _UNROLLED else 3)
     for number in written_out:
         visited = visit(number, visited)
     if last > _UNROLLED:
-        visited = lax.fori_loop(3, last, visit, visited)
+        visited = cast("tuple[S, Arrays]", lax.fori_loop(3, last, visit, visited))
     state, keys = visited
     return step(state, keys, last)
 
 
-def _others(device: DeviceCall, keys: Arrays, step: Number) -> Arrays:
-    """The results with the keys of the device `step` positions before this one, cyclically."""
+def _others(device: DeviceCall, documents: Documents | None, keys: Arrays, step: Number) -> Arrays:
+    """What a `_Step` returns; `documents` are given if each is in zigzag order."""
     meaning = replace(device.meaning, is_causal=False, same_lengths=False)
 
     def piece(operands: Arrays) -> Arrays:
@@ -126,6 +153,8 @@ def _others(device: DeviceCall, keys: Arrays, step: Number) -> Arrays:
     if not device.meaning.is_causal:
         return piece(keys)
     is_earlier = step <= device.number
+    if documents is not None:
+        return piece(keys | documents.ids_of_step(is_earlier=is_earlier))
     return cast("Arrays", lax.cond(is_earlier, alike(earlier), alike(later), keys))
 
 

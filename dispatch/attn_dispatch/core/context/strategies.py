@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from attn_dispatch.call.context import SequenceOrder, Strategy
 from attn_dispatch.call.options import Meaning
@@ -26,6 +26,8 @@ class Spread:
     devices: int
     order: SequenceOrder = "contiguous"
     needs_keep: bool = False
+    heads: int = 0
+    """The query heads of all devices."""
 
     @staticmethod
     def of(spec: AttentionSpec, devices: int, order: SequenceOrder) -> Spread | None:
@@ -36,8 +38,16 @@ class Spread:
         if spec.seq_len_q % devices or spec.seq_len_kv % devices:
             return None
         rows, keys = spec.seq_len_q // devices, spec.seq_len_kv // devices
-        names = spec.options.operands
-        return Spread(spec.meaning, names, rows, keys, devices, order, spec.wanted.needs_keep)
+        return Spread(
+            spec.meaning,
+            spec.options.operands,
+            rows,
+            keys,
+            devices,
+            order,
+            needs_keep=spec.wanted.needs_keep,
+            heads=spec.num_heads,
+        )
 
     @property
     def has_diagonal(self) -> bool:
@@ -95,6 +105,20 @@ def _is_shifted(spread: Spread) -> bool:
     return (has_ids and not spread.meaning.same_lengths) or spread.queries != spread.keys
 
 
+_NOT_OF_DOCUMENTS = Rule[Spread](
+    "context/documents",
+    lambda x: x.order == "documents",
+    "a ring alone knows the order of documents",
+)
+HEADS = (
+    _NOT_OF_DOCUMENTS,
+    Rule[Spread](
+        "context/heads/divide",
+        lambda x: x.heads % x.devices != 0,
+        "{devices} devices do not divide {heads} heads",
+        facts=lambda x: {"devices": x.devices, "heads": x.heads},
+    ),
+)
 COMMON = (
     Rule[Spread](
         "context/features",
@@ -130,12 +154,12 @@ RING = (
     ),
     Rule[Spread](
         "context/ring/halves",
-        lambda x: x.has_diagonal and x.queries % 2 != 0,
+        lambda x: x.has_diagonal and x.order != "documents" and x.queries % 2 != 0,
         "a causal ring gives a device two equal chunks, and {rows} rows are odd",
         facts=lambda x: {"rows": x.queries},
     ),
 )
-GATHER = COMMON
+GATHER = (*COMMON, _NOT_OF_DOCUMENTS)
 HALO = (
     *COMMON,
     Rule[Spread](
@@ -190,9 +214,14 @@ def _per_pair(spread: Spread) -> list[str]:
     return [x for x in ("bias", "mask", "alibi_slopes") if x in spread.operands]
 
 
-def reasons(strategy: Strategy, spread: Spread) -> tuple[Reason, ...]:
+def reasons(strategy: Strategy | Literal["heads"], spread: Spread) -> tuple[Reason, ...]:
     """Why a strategy does not run the call; none if it does."""
-    return broken(STRATEGIES[strategy], spread)
+    return broken(HEADS if strategy == "heads" else STRATEGIES[strategy], spread)
+
+
+def all_reasons(spread: Spread) -> dict[str, tuple[Reason, ...]]:
+    """Why each strategy does not run the call, by its name."""
+    return {x: reasons(x, spread) for x in ("heads", *STRATEGIES)}
 
 
 def chosen(wanted: ContextParallel, spread: Spread) -> Strategy | None:

@@ -22,7 +22,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from attn_dispatch.call.options import Meaning
 from attn_dispatch.core.context.cost import Cost, Devices, Hardware, Pass, SpreadCall
+from attn_dispatch.core.context.strategies import Spread, all_reasons
 from attn_dispatch.reason import Reason, Rule, broken
 
 _BACKWARD_WORK = 2.5
@@ -147,7 +149,7 @@ def _gather(case: _Case) -> Pass:
     exposed = all_gather(share, case.hardware)
     if gradients:
         exposed += all_gather(gradients, case.hardware)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows)
         sent, exposed = sent + more, exposed + seconds
     flops = case.flops * call.unbalanced
@@ -163,7 +165,7 @@ def _ring(case: _Case) -> Pass:
     """Keys sent on while a device computes with them; backward, their gradients follow."""
     call = case.call
     found = _rings(case, case.number, call.kv_bytes / case.number, case.hardware.devices.nodes)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys)
         found = replace(found, sent=found.sent + more, exposed=found.exposed + seconds)
     return found
@@ -199,9 +201,6 @@ def _halo(case: _Case) -> Pass:
     part = call.kv_bytes * rows / call.keys
     ways = 2 if case.is_backward else 1
     sent, exposed = part * ways, hop(part, case.hardware) * ways
-    if call.is_zigzag:
-        more, seconds = _in_order(case, case.rows + case.keys)
-        sent, exposed = sent + more, exposed + seconds
     return Pass(sent, case.flops, case.kernels(case.flops), exposed)
 
 
@@ -214,17 +213,11 @@ def _heads_and_ring(case: _Case) -> Pass:
     sent = moved * (heads - 1) / heads
     rings = _rings(case, ring, call.kv_bytes / case.number, devices.nodes)
     exposed = rings.exposed + all_to_all(sent, case.hardware, group)
-    if call.is_uneven and not call.is_zigzag:
+    if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys)
         sent, exposed = sent + more, exposed + seconds
     compute = rings.compute + case.copies(4 * moved)
     return replace(rings, sent=rings.sent + sent, compute=compute, exposed=exposed)
-
-
-def divides(call: SpreadCall, devices: int) -> bool:
-    """Whether query heads divide over devices, with whole kv heads for each of them."""
-    kv = call.kv_heads
-    return call.heads % devices == 0 and (kv % devices == 0 or devices % kv == 0)
 
 
 def split(call: SpreadCall, devices: Devices) -> tuple[int, int] | None:
@@ -235,64 +228,43 @@ def split(call: SpreadCall, devices: Devices) -> tuple[int, int] | None:
     return None if found is None else (found, devices.number // found)
 
 
-def _chunk(case: _Case) -> int:
-    return case.call.keys // case.number
-
-
-def _sizes(case: _Case) -> Mapping[str, object]:
-    call, devices = case.call, case.hardware.devices
-    return {"heads": call.heads, "kv_heads": call.kv_heads, "devices": devices.number}
-
-
-_WINDOW_IN_RING = Rule[_Case](
-    "context/ring/window",
-    lambda x: x.call.window is not None,
-    "a ring sends all keys, of which a window hides most",
+_NO_GROUP = Rule[_Case](
+    "context/heads+ring/divide",
+    lambda x: split(x.call, x.hardware.devices) is None,
+    "{heads} heads over {kv_heads} divide over no group of a node's devices that leaves a ring, of "
+    "{devices} devices",
+    facts=lambda x: {
+        "heads": x.call.heads,
+        "kv_heads": x.call.kv_heads,
+        "devices": x.number,
+    },
 )
-RULES: dict[str, tuple[Rule[_Case], ...]] = {
-    "heads": (
-        Rule(
-            "context/heads/divide",
-            lambda x: not divides(x.call, x.number),
-            "{heads} heads over {kv_heads} do not divide over {devices} devices",
-            facts=_sizes,
-        ),
-    ),
-    "gather": (),
-    "ring": (_WINDOW_IN_RING,),
-    "halo": (
-        Rule(
-            "context/halo/window",
-            lambda x: x.call.window is None or not 1 <= x.call.window <= _chunk(x),
-            "a halo needs a window of 1 to {keys} keys to the left",
-            facts=lambda x: {"keys": _chunk(x)},
-        ),
-        Rule(
-            "context/halo/causal",
-            lambda x: not x.call.is_causal,
-            "a window without causality reaches keys of later devices",
-            remedy="is_causal=True",
-        ),
-    ),
-    "heads+ring": (
-        Rule(
-            "context/heads+ring/divide",
-            lambda x: split(x.call, x.hardware.devices) is None,
-            "{heads} heads over {kv_heads} divide over no group of a node's devices that leaves a "
-            "ring, of {devices} devices",
-            facts=_sizes,
-        ),
-        _WINDOW_IN_RING,
-    ),
-}
-"""Why a strategy does not apply, as far as sizes tell."""
+
+
+def _spread(case: _Case) -> Spread:
+    """The call with what its sizes tell."""
+    call, number = case.call, case.number
+    return Spread(
+        Meaning(1.0, is_causal=call.is_causal, window=(call.window, None)),
+        (),
+        call.queries // number,
+        call.keys // number,
+        number,
+        call.order,
+        heads=call.heads,
+    )
+
+
 _PASSES: dict[str, Callable[[_Case], Pass]] = {
     "heads": _heads, "gather": _gather, "ring": _ring, "halo": _halo, "heads+ring": _heads_and_ring,
 }  # fmt: skip
 
 
 def cost(
-    strategy: str, call: SpreadCall, hardware: Hardware, refused: tuple[Reason, ...] = ()
+    strategy: str,
+    call: SpreadCall,
+    hardware: Hardware,
+    refused: Mapping[str, tuple[Reason, ...]] | None = None,
 ) -> Cost:
     """What a strategy costs for a call, or why it does not apply.
 
@@ -300,11 +272,13 @@ def cost(
       strategy: its name.
       call: the call.
       hardware: where it runs.
-      refused: reasons not to run the call that the sizes do not tell.
+      refused: by strategy, the reasons not to run the call; None for those that its sizes tell.
     """
     case = _Case(call, hardware)
-    known = {x.rule for x in refused}
-    reasons = (*refused, *(x for x in broken(RULES[strategy], case) if x.rule not in known))
+    known = all_reasons(_spread(case)) if refused is None else refused
+    reasons = known.get(strategy, ())
+    if strategy == "heads+ring":
+        reasons = (*known.get("ring", ()), *broken((_NO_GROUP,), case))
     if reasons:
         return Cost(strategy, reasons)
     found = _PASSES[strategy]
@@ -324,6 +298,6 @@ def costs(
     Args:
       call: the call.
       hardware: where it runs.
-      refused: by strategy, reasons not to run the call that the sizes do not tell.
+      refused: as for `cost`.
     """
-    return [cost(x, call, hardware, (refused or {}).get(x, ())) for x in _PASSES]
+    return [cost(x, call, hardware, refused) for x in _PASSES]

@@ -1,0 +1,84 @@
+"""The limits of the ASM kernels of AITER v0.1.15 and later, as what differs from rules.ASM_RULES.
+
+tests/aiter/test_v0_1_15_rules.py compares them with the dispatch of AITER's sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.release import Release, Version, text_of
+from attn_dispatch.aiter.rules import (
+    ASM_RULES,
+    DISPATCH,
+    OVER_GRID,
+    OVER_INT32,
+    KernelRule,
+)
+
+_NO_LONGER = {
+    # Prefix sums of lengths are read beside the starts of sequences.
+    "aiter/asm_gaps",
+    "aiter/asm_backward_packed_gfx942",
+    # There are kernels for these.
+    "aiter/asm_head_dims_gfx942",
+    "aiter/asm_backward_192_bottom_right",
+    "aiter/asm_backward_192_top_left",
+    "aiter/asm_backward_closed_window",
+    # CK is not there to be preferred. ASM's backward pass has not been tried with fewer than 17.
+    "aiter/asm_few_queries",
+}
+_SOURCES = {
+    # rocm_backend/aiter_v0_1_15_*.cc refuses it.
+    "aiter/asm_soft_cap": DISPATCH,
+    # No window has a kernel there any more.
+    "aiter/asm_backward_window_gfx950": DISPATCH,
+}
+_CHANGED = {
+    "aiter/asm_head_dims_gfx950": {"archs": ("gfx942", "gfx950")},
+    "aiter/asm_backward_window_gfx950": {"text": "backward with a window"},
+}
+
+
+def _changed(rule: KernelRule) -> KernelRule:
+    source = _SOURCES.get(rule.name, rule.source)
+    return replace(rule, source=source, **_CHANGED.get(rule.name, {}))
+
+
+_FORWARD_192 = "forward with head dims (192, 128)"
+
+RULES = (
+    *(_changed(rule) for rule in ASM_RULES if rule.name not in _NO_LONGER),
+    OVER_INT32,
+    OVER_GRID,
+)
+"""The calls that no ASM kernel runs, in the newest version."""
+
+_BEFORE: tuple[tuple[Version, str, str, str, Callable[[AiterCall], bool]], ...] = (
+    ((0, 1, 18), "gfx950", _FORWARD_192, "github.com/ROCm/aiter/pull/4239",
+     lambda c: not c.backward and (c.head_dim, c.head_dim_v) == (192, 128)),
+)  # fmt: skip
+"""What is wrong before a version: the version, the architecture, the calls and the correction."""
+
+
+def rules_of(release: Release) -> tuple[KernelRule, ...]:
+    """The rules of a release: those of the newest version, and what is wrong in older ones."""
+    older = (
+        KernelRule(f"aiter/asm_before_{text_of(since)}", "both", (arch,), applies,
+            f"{what}: wrong in AITER {text_of(release.version)}, right since {text_of(since)}",
+            source, f"build AITER {text_of(since)} or newer")
+        for since, arch, what, source, applies in _BEFORE
+        if release.version < since
+    )  # fmt: skip
+    return (*RULES, *older)
+
+
+def lacks(version: Version, arch: str) -> list[str]:
+    """What a version does not run on an architecture and newer ones do."""
+    return [
+        f"{what} needs AITER {text_of(since)} or newer"
+        for since, on, what, _, _ in _BEFORE
+        if on == arch and version < since
+    ]

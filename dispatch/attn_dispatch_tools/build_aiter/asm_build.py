@@ -1,0 +1,113 @@
+"""Building AITER v0.1.15 or later: its ASM kernels alone, in one library and some seconds.
+
+AITER's forward and backward are two source files, which load the kernels from files. Without CK
+(ENABLE_CK=0) they need neither its headers nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter import rules_v0_1_15
+from attn_dispatch.aiter.folder import AiterBuild
+from attn_dispatch.aiter.release import text_of
+from attn_dispatch_tools.build_aiter import asm_tables, install, ninja, progress, toolchain, wheel
+from attn_dispatch_tools.build_aiter.checkout import RECOMMENDED, Checkout
+from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.build_aiter.ninja import Library
+from attn_dispatch_tools.build_aiter.toolchain import Toolchain
+
+GENERATION = "v0.1.15"
+OPTIONS = ("-DENABLE_CK=0", "-DFAV3_ON=1", "-DONLY_FAV3=1")
+"""Of AITER's sources: no CK; ASM kernels in the forward and the backward pass."""
+
+_SOURCES = ("mha_fwd.cu", "mha_bwd.cu")
+
+
+def build(checkout: Checkout, arch: str, folder: Path, jobs: int) -> AiterBuild:
+    """Compile, link and install for one architecture.
+
+    Raises:
+      BuildError: the sources, the compiler or the kernels are not what this needs.
+    """
+    started = time.monotonic()
+    work = folder / "work"
+    ninja.find_ninja()
+    tools = toolchain.find(arch, work)
+    if tools.compile_check_only:
+        raise BuildError(
+            f"AITER {checkout.text} needs ROCm 6.2 or newer to compile: {tools.description} is not"
+        )
+    print(f"AITER {checkout.text}, its ASM kernels for {arch}, with {tools.description}")
+    for lack in rules_v0_1_15.lacks(checkout.version, arch):
+        print(f"  {lack}")
+    if checkout.version < RECOMMENDED:
+        print(f"  AITER {text_of(RECOMMENDED)} or newer is recommended")
+    kernels = asm_tables.write(checkout.hsa, arch, work / "tables")
+    missing = missing_kernels(checkout, arch)
+    if not kernels or missing:
+        raise BuildError(
+            f"{checkout.hsa / arch} lacks {len(missing)} of the {kernels} ASM kernels in its "
+            f"tables: {', '.join(missing[:3])}"
+        )
+    library = _library(checkout, arch, work)
+    ninja.write(work, tools, [library])
+    with progress.steps("Compiling") as report:
+        ninja.run(work, jobs, report)
+    done = _install(checkout, arch, folder, tools, len(library.sources))
+    seconds = time.monotonic() - started
+    print(f"{folder}: {library.name} and {done.asm_kernels} ASM kernels; {seconds:.0f} seconds")
+    return done
+
+
+def missing_kernels(checkout: Checkout, arch: str) -> list[str]:
+    """The kernels that the tables of an architecture name and whose files are missing."""
+    there = {x.name for x in aiter_folder.asm_kernels(checkout.hsa / arch)}
+    return sorted(set(asm_tables.files(checkout.hsa, arch)) - there)
+
+
+def _library(checkout: Checkout, arch: str, work: Path) -> Library:
+    adapter = wheel.adapter_folder()
+    environment = tuple(adapter / name for name in wheel.ENVIRONMENT)
+    sources = (
+        *(checkout.csrc / "cpp_itfs" / name for name in _SOURCES),
+        *wheel.adapter_sources(adapter, GENERATION),
+        *environment,
+    )
+    includes = (checkout.csrc / "include", work / "tables", adapter)
+    return Library(
+        aiter_folder.ADAPTER,
+        sources,
+        # AITER's headers use this one without including it.
+        (*OPTIONS, *(f"-I{x}" for x in includes), "-include", "unordered_map"),
+        (),
+        # AITER's functions are exported, and must not be those of another library in the process.
+        (*ninja.WRAPPED_LAUNCH, "-Wl,-Bsymbolic"),
+        wheel.environment_flags(arch, asm_root=True),
+    )
+
+
+def _install(
+    checkout: Checkout, arch: str, folder: Path, tools: Toolchain, files: int
+) -> AiterBuild:
+    kernels = install.replace_files(
+        folder, arch, folder / "work", (aiter_folder.ADAPTER,), checkout.hsa / arch
+    )
+    return install.record(
+        folder,
+        AiterBuild(
+            generation=GENERATION,
+            arch=arch,
+            wheel_version=checkout.text,
+            filter_forward="",
+            filter_backward="",
+            filter_split_kv="",
+            compiler=tools.description,
+            compile_check_only=False,
+            files=files,
+            asm_kernels=kernels,
+            date=install.now(),
+        ),
+    )

@@ -1,0 +1,111 @@
+"""The rules of AITER v0.1.15 and later against its own dispatch, compiled from its sources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons
+from attn_dispatch.aiter.release import Release, version_of
+from attn_dispatch.aiter.rules import DISPATCH
+from attn_dispatch.aiter.rules_v0_1_15 import RULES, rules_of
+from tests.support.aiter_dispatch import grid
+from tests.support.aiter_dispatch.calls import struct_of
+from tests.support.aiter_dispatch.launches import ARCHS, atomic_32
+from tests.support.aiter_v0_1_15 import build
+from tests.support.aiter_v0_1_15.library import dispatch
+
+NEWEST = Release("v0.1.15", (0, 1, 20))
+needs_sources = pytest.mark.skipif(bool(build.missing_sources()), reason=build.missing_sources())
+
+
+@needs_sources
+@ARCHS
+def test_asm_takes_the_calls_that_its_rules_allow(arch: str):
+    """Rules of AITER's dispatch agree exactly; every other rule is stricter on purpose."""
+    library, counts = dispatch(arch), {"asm": 0, "refused": 0, "stricter": 0}
+    for call in grid.calls():
+        rows = [rule for rule in RULES if rule.is_broken_by(call, arch)]
+        struct = struct_of(
+            call, use_asm=True, accumulator=atomic_32(call), generation=NEWEST.generation
+        )
+        # A gradient's call has no field for the cap, so only the rules can refuse it.
+        is_capped_gradient = call.logits_soft_cap > 0 and call.backward
+        takes = library.takes_asm(struct)
+        expected = all(rule.source != DISPATCH for rule in rows)
+        assert takes == expected or is_capped_gradient, (call, rows)
+        counts["stricter" if takes and rows else "asm" if takes else "refused"] += 1
+        reasons = not_supported_reasons(call, arch, NEWEST)
+        assert [x.rule for x in reasons] == [rule.name for rule in rows]
+        if takes and not rows:
+            kernel = kernel_for(call, arch, NEWEST)
+            assert (kernel.family, kernel.why_not_asm) == ("asm", ())
+            failed, records = library.run(struct)
+            assert not failed and all(x.split()[2] == arch for x in records), call
+    assert sum(counts.values()) >= 2000
+    assert min(counts.values()) >= 50, counts
+
+
+CAUSAL = {"mask": "bottom_right", "window_right": 0}
+PACKED = {"is_group": True, "has_gaps": True, "max_seq_len_q": 256}
+WIDE = {"head_dim": 192}
+NEWLY = {
+    "gaps": (PACKED, ("gfx942", "gfx950")),
+    "gradients of packed sequences": ({**PACKED, "backward": True}, ("gfx942", "gfx950")),
+    "192/128": (WIDE, ("gfx942", "gfx950")),
+    "gradients of causal 192/128": ({**WIDE, **CAUSAL, "backward": True}, ("gfx950",)),
+    "gradients from the top left": (
+        {**WIDE, **CAUSAL, "mask": "top_left", "backward": True}, ("gfx950",)
+    ),
+    "gradients of one key": (
+        {"mask": "top_left", "window_left": 0, "window_right": 0, "backward": True}, ("gfx942",)
+    ),
+    "few queries": ({"seq_len_q": 3, "max_seq_len_q": 3}, ("gfx942", "gfx950")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("facts, archs", NEWLY.values(), ids=NEWLY)
+def test_calls_that_dev18_gives_to_ck_run_on_asm(facts: dict[str, Any], archs: tuple[str, ...]):
+    call = replace(grid.CALL, **facts)
+    for arch in ("gfx942", "gfx950"):
+        assert (not not_supported_reasons(call, arch, NEWEST)) == (arch in archs)
+    assert all(kernel_for(call, arch).family == "ck" for arch in archs if call.head_dim == 128)
+
+
+def test_without_ck_a_reason_says_so():
+    call = replace(grid.CALL, dropout_rate=0.1)
+    (why,) = not_supported_reasons(call, "gfx942", NEWEST)
+    assert str(why) == "no ASM kernel has dropout (this AITER is built without CK)"
+    (why,) = not_supported_reasons(grid.split_calls()[0], "gfx942", NEWEST)
+    assert str(why).endswith("only CK has split-KV kernels (this AITER is built without CK)")
+
+
+@pytest.mark.parametrize(
+    "version, is_refused", [("0.1.15.post3", True), ("v0.1.17", True), ("v0.1.18", False)]
+)
+def test_what_an_older_version_computes_wrongly_is_refused_by_name(version: str, is_refused: bool):
+    call = replace(grid.CALL, head_dim=192)
+    number = version_of(version)
+    assert number is not None
+    reasons = not_supported_reasons(call, "gfx950", Release("v0.1.15", number))
+    assert bool(reasons) == is_refused
+    assert not not_supported_reasons(call, "gfx942", Release("v0.1.15", number))
+    if is_refused:
+        assert "right since v0.1.18" in str(reasons[0])
+        assert reasons[0].remedy == "build AITER v0.1.18 or newer"
+
+
+def test_versions_are_read_from_tags_and_wheels():
+    expected = {
+        "v0.1.19": (0, 1, 19), "0.1.20.post1": (0, 1, 20), "0.1.20.dev3+g12": (0, 1, 19),
+        "v0.1.15-rc0": (0, 1, 14), "v0.1.19-35-gabcdef": (0, 1, 19),
+        "0.1.19.post1.dev2": (0, 1, 19), "main": None,
+    }  # fmt: skip
+    assert {x: version_of(x) for x in expected} == expected
+
+
+def test_rules_of_a_release_have_distinct_names():
+    names = [rule.name for rule in rules_of(Release("v0.1.15", (0, 1, 15)))]
+    assert len(set(names)) == len(names)
