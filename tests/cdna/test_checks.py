@@ -248,12 +248,14 @@ def test_program_without_end_is_noticed():
     run("s_endpgm\ns_branch 65535")
 
 
-def test_arguments_longer_than_the_kernels_are_noticed():
-    with pytest.raises(Wrong, match="expected 16 bytes of arguments, got 17"):
-        machine().run(
-            kernel(), decode(listing("s_endpgm"), machine().ops), grid=(1, 1, 1), threads=64,
-            arguments=bytes(17), buffers=[],
-        )  # fmt: skip
+def test_arguments_end_where_the_kernels_metadata_says():
+    for offset, is_right in ((12, True), (16, False)):
+        text = f"s_load_dword s10, s[0:1], {offset:#x}\ns_waitcnt lgkmcnt(0)"
+        if is_right:
+            run(text)
+        else:
+            with pytest.raises(Wrong, match="in no buffer"):
+                run(text)
 
 
 def test_every_instruction_is_named_in_a_test():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.support.aiter_dispatch import api
+from tests.support.cdna.code_object import read
 from tests.support.cdna.machine import AT_ONCE, Machine, Schedule, Wrong
 from tests.support.emulator.native import Backward, Emulator, Forward
 
@@ -26,6 +27,8 @@ class Gpu:
     machine: Machine
     emulator: Emulator
     schedule: Schedule = AT_ONCE
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """The files of kernels by name, where AITER is given a fat binary and HIP no file."""
     ran: list[str] = field(default_factory=list)
     """The files of ASM's kernels, and "ck" for a call that is CK's, in the order of their calls."""
     instructions: int = 0
@@ -54,8 +57,8 @@ class Gpu:
         for record in records:
             name, *rest = record.split()
             if name == "asm":
-                path = Path(rest[1])
-                self._run_kernel(path, *next(launches))
+                path = self.files.get(rest[0]) or Path(rest[1])
+                self.run_kernel(path, *next(launches))
                 self.ran.append(path.stem)
             else:
                 _CK_KERNELS[record](call)
@@ -64,7 +67,8 @@ class Gpu:
         """The start and the bytes of all that the call in progress may touch: XLA's buffers."""
         return self.emulator.noted_buffers()
 
-    def _run_kernel(self, path: Path, sizes: Sequence[int], arguments: bytes) -> None:
+    def run_kernel(self, path: Path, sizes: Sequence[int], arguments: bytes) -> None:
+        """Run a launch of a grid, x, y and z, of workgroups of so many threads."""
         x, y, z, threads = sizes
         kernel, code = self.machine.load(path)
         result = self.machine.run(
@@ -73,6 +77,11 @@ class Gpu:
         )  # fmt: skip
         self.instructions += result.instructions
         self.conflicts += result.conflicts
+
+
+def files_by_name(folder: Path) -> dict[str, Path]:
+    """The code objects of attention in a folder, by the names of their kernels."""
+    return {read(x).name: x for x in sorted(folder.glob("fmha_v3_*/**/*.co"))}
 
 
 def _dot_do_o(backward: ctypes.Structure) -> None:

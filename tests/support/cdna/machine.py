@@ -136,10 +136,10 @@ class Machine:
         schedule: Schedule = AT_ONCE,
     ) -> Result:
         """Run all workgroups of a launch. `buffers`: address and bytes of what it may touch."""
-        if len(arguments) > kernel.kernarg_bytes:
-            raise Wrong(f"expected {kernel.kernarg_bytes} bytes of arguments, got {len(arguments)}")
-        held = ctypes.create_string_buffer(arguments.ljust(kernel.kernarg_bytes, b"\0"))
-        places = [*buffers, (ctypes.addressof(held), kernel.kernarg_bytes)]
+        # HIP copies as many bytes as the kernel's metadata says, whatever AITER's struct has.
+        size = kernel.kernarg_bytes
+        held = ctypes.create_string_buffer(arguments[:size].ljust(size, b"\0"), size)
+        places = [*buffers, (ctypes.addressof(held), size)]
         ranges = (_Range * len(places))(*((start, start + size) for start, size in places))
         sgprs = np.array(_user_sgprs(kernel, ctypes.addressof(held)), np.uint32)
         launch = _Launch(
