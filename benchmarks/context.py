@@ -35,7 +35,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
-from attn_dispatch.sequence import Order, by_document, reorder, restore
+from attn_dispatch.sequence import Order, balance, reorder, restore
 from attn_dispatch.settings import ContextParallel
 from attn_dispatch_tools.reports.environment import environment
 
@@ -74,7 +74,7 @@ class Cell:
     def order(self, strategy: str, devices: int) -> Order:
         """The order of the arrays on so many devices."""
         if strategy == "documents":
-            return by_document(self.ids(), devices)
+            return balance(self.ids(), devices)
         return "zigzag" if strategy == "zigzag" else "contiguous"
 
     @property

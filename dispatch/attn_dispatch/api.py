@@ -154,7 +154,7 @@ def dot_product_attention(
         arrays instead.
       sequence_order: with context_axis, which rows a device has: "contiguous"; or "zigzag", in
         which causal calls are balanced (`attn_dispatch.sequence.reorder`); or "documents", in which
-        they are with segment ids (`attn_dispatch.sequence.by_document`).
+        they are with segment ids (`attn_dispatch.sequence.balance`).
       return_residual: also return jax.nn's residual: the lse as [B, T, N] in key's dtype, without a
         gradient.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:

@@ -17,7 +17,7 @@ from attn_dispatch import sequence
 
 X, WEIGHTS = np.random.default_rng(0).standard_normal((2, 2, 64, 4), np.float32)
 IDS = np.repeat(np.arange(1, 5), 16)
-ORDERS = {"zigzag": "zigzag", "contiguous": "contiguous", "documents": sequence.by_document(IDS, 8)}
+ORDERS = {"zigzag": "zigzag", "contiguous": "contiguous", "documents": sequence.balance(IDS, 8)}
 _COLLECTIVE = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute)\(")
 
 

@@ -14,8 +14,8 @@ from attn_dispatch import dot_product_attention, sequence
 from tests.support.module_report import report_of
 
 IDS = np.array([[1] * 8 + [2] * 16, [1] * 8 + [2] * 8 + [0] * 8])
-DOCUMENTS = sequence.by_document(IDS, 4)
-ORDERS = ["zigzag", "contiguous", DOCUMENTS, sequence.by_document(IDS[1], 4)]
+DOCUMENTS = sequence.balance(IDS, 4)
+ORDERS = ["zigzag", "contiguous", DOCUMENTS, sequence.balance(IDS[1], 4)]
 NAMES = ["zigzag", "contiguous", "documents of rows", "documents"]
 each_order = pytest.mark.parametrize("order", ORDERS, ids=NAMES)
 

@@ -267,7 +267,7 @@ def _order(case: Case) -> sequence.Order:
     if case.spread.order != "documents":
         return case.spread.order
     ids = arrays(case)["query_segment_ids"]
-    return sequence.by_document(ids, case.spread.ways("context"))
+    return sequence.balance(ids, case.spread.ways("context"))
 
 
 def _plain(name: str) -> str:

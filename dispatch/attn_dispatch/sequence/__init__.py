@@ -5,7 +5,7 @@ attend to more keys than early ones if attention is causal, so with rows in orde
 has most work. In zigzag order each device holds one early and one late chunk. Of packed documents
 each device holds such chunks of every document. The data loader finds that order from the ids:
 
-    order = sequence.by_document(segment_ids, parts=8)  # NumPy
+    order = sequence.balance(segment_ids, parts=8)  # NumPy
     tokens, ids = (sequence.reorder(x, 8, order=order) for x in (tokens, segment_ids))
 
 Reorder whatever has one entry per token: tokens, targets, segment ids, and the positions that a
@@ -13,9 +13,9 @@ model turns into rotary embeddings, for which `positions` has the numbers.
 """
 
 from attn_dispatch.semantics.merge import merged as merge
-from attn_dispatch.sequence.documents import DocumentOrder, by_document
+from attn_dispatch.sequence.balancing import Balance, balance
 from attn_dispatch.sequence.order import Order, positions, reorder, restore
 
 __all__ = [
-    "DocumentOrder", "Order", "by_document", "merge", "positions", "reorder", "restore",
+    "Balance", "Order", "balance", "merge", "positions", "reorder", "restore",
 ]  # fmt: skip

@@ -10,12 +10,12 @@ import numpy as np
 
 from attn_dispatch.call.static_arguments import check_choice, check_positive_int
 from attn_dispatch.core.explicit_axes import with_auto_axes
-from attn_dispatch.sequence.documents import DocumentOrder
+from attn_dispatch.sequence.balancing import Balance
 
 _Named = Literal["contiguous", "zigzag"]
-Order = _Named | DocumentOrder
+Order = _Named | Balance
 """What device r of `parts` holds. "contiguous": part r of as many. "zigzag": chunks r and
-2 · parts - 1 - r of 2 · parts chunks. Or what `by_document` found for packed documents."""
+2 · parts - 1 - r of 2 · parts chunks. Or what `balance` found for packed documents."""
 _Array = TypeVar("_Array", np.ndarray, jax.Array)
 
 
@@ -30,7 +30,7 @@ def reorder(x: _Array, parts: int, *, order: Order = "zigzag", axis: int = 1) ->
     Args:
       x: any array with one entry per token along `axis`.
       parts: the number of devices along the mesh axis.
-      order: "zigzag", "contiguous" (as x is), or what `by_document` found. If that has an order
+      order: "zigzag", "contiguous" (as x is), or what `balance` found. If that has an order
         for each of B rows, x's axis 0 is those rows.
       axis: the axis of tokens.
 
@@ -95,7 +95,7 @@ def positions(
 def _chunks(length: int, parts: int, order: Order) -> tuple[np.ndarray, int]:
     """The chunks in the order in which the devices hold them, int32, and the tokens in each."""
     parts = check_positive_int("parts", parts)
-    if isinstance(order, DocumentOrder):
+    if isinstance(order, Balance):
         found = order.tokens.shape[-1]
         if (order.parts, found) != (parts, length):
             raise ValueError(

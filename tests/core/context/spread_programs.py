@@ -197,7 +197,7 @@ def refusals() -> dict[str, str]:
 def of_documents() -> dict[str, bool]:
     """Facts about NaN in calls in the order of documents."""
     ids = np.repeat([1, 2, 0], [32, 16, 16])[None].astype(np.int32)
-    order = sequence.by_document(ids[0], 8)
+    order = sequence.balance(ids[0], 8)
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh_of_all(), in_specs=ROWS, out_specs=ROWS)

@@ -11,7 +11,7 @@ from attn_dispatch.call.static_arguments import check_positive_int
 
 
 @dataclass(frozen=True, eq=False)
-class DocumentOrder:
+class Balance:
     """Which tokens each device holds. `reorder`, `restore` and `positions` take it as `order`."""
 
     tokens: np.ndarray
@@ -20,7 +20,7 @@ class DocumentOrder:
     """The number of devices."""
 
 
-def by_document(segment_ids: object, parts: int) -> DocumentOrder:
+def balance(segment_ids: object, parts: int) -> Balance:
     """Give each device an equal share of each packed document, an early and a late one.
 
     A document has 2 · parts equal chunks, of which device r holds chunks r and 2 · parts - 1 - r,
@@ -41,25 +41,25 @@ def by_document(segment_ids: object, parts: int) -> DocumentOrder:
     parts, ids = check_positive_int("parts", parts), _known_ids(segment_ids)
     if ids.shape[-1] % parts:
         raise ValueError(
-            f"by_document: expected a length divisible by {parts} parts, got {ids.shape[-1]}"
+            f"balance: expected a length divisible by {parts} parts, got {ids.shape[-1]}"
         )
     rows = [_ordered(row, parts) for row in ids.reshape(-1, ids.shape[-1])]
     tokens = np.array(rows, np.int32).reshape(ids.shape)
     tokens.setflags(write=False)
-    return DocumentOrder(tokens, parts)
+    return Balance(tokens, parts)
 
 
 def _known_ids(segment_ids: object) -> np.ndarray:
     if isinstance(segment_ids, Tracer):
-        raise ValueError("by_document: expected segment ids with values, got a traced array")
+        raise ValueError("balance: expected segment ids with values, got a traced array")
     ids = np.asarray(segment_ids)
     if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
         raise ValueError(
-            f"by_document: expected segment ids, integers [T] or [B, T], got {ids.dtype.name}"
+            f"balance: expected segment ids, integers [T] or [B, T], got {ids.dtype.name}"
             f"{list(ids.shape)}"
         )
     if ids.min() < 0:
-        raise ValueError(f"by_document: expected ids of at least 0, got {ids.min()}")
+        raise ValueError(f"balance: expected ids of at least 0, got {ids.min()}")
     return ids
 
 
@@ -75,7 +75,7 @@ def _ordered(ids: np.ndarray, parts: int) -> np.ndarray:
             continue
         if length % (2 * parts):
             raise ValueError(
-                f"by_document: expected lengths of documents that are multiples of {2 * parts} on "
+                f"balance: expected lengths of documents that are multiples of {2 * parts} on "
                 f"{parts} devices, got {length} tokens of id {name}"
             )
         chunks = document.reshape(2 * parts, -1)

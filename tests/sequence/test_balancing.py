@@ -12,7 +12,7 @@ from attn_dispatch import sequence
 
 def test_each_device_holds_an_early_and_a_late_chunk_of_each_document():
     ids = [1] * 4 + [2] * 8 + [0] * 4
-    found = sequence.by_document(ids, 2)
+    found = sequence.balance(ids, 2)
     first = [0, 3, 4, 5, 10, 11, 12, 13]
     second = [1, 2, 6, 7, 8, 9, 14, 15]
     assert found.parts == 2 and found.tokens.dtype == np.int32
@@ -21,7 +21,7 @@ def test_each_device_holds_an_early_and_a_late_chunk_of_each_document():
 
 def test_ids_in_any_order_ascend_on_each_device():
     ids = np.array([0, 2, 2, 1, 1, 0, 1, 1, 2, 2])
-    found = sequence.by_document(jnp.asarray(ids), 2)
+    found = sequence.balance(jnp.asarray(ids), 2)
     assert found.tokens.tolist() == [3, 7, 1, 9, 0, 4, 6, 2, 8, 5]
     assert ids[found.tokens].tolist() == [1, 1, 2, 2, 0] * 2
 
@@ -33,7 +33,7 @@ def test_all_devices_have_equal_work_in_every_step(parts: int):
     lengths = 2 * parts * rng.integers(1, 9, (2, 5))
     lengths[1] = lengths[0][::-1]
     ids = np.stack([np.repeat([3, 1, 2, 0, 4], row) for row in lengths])
-    held = sequence.by_document(ids, parts).tokens.reshape(2, parts, -1)
+    held = sequence.balance(ids, parts).tokens.reshape(2, parts, -1)
     for row, tokens in zip(ids, held, strict=True):
         is_pair = row[:, None] == row
         is_pair &= (row != 0) & np.tril(np.ones_like(is_pair))
@@ -57,9 +57,9 @@ def test_all_devices_have_equal_work_in_every_step(parts: int):
 )
 def test_wrong_arguments_are_errors(ids, parts: int, message: str):
     with pytest.raises(ValueError, match=message):
-        sequence.by_document(ids, parts)
+        sequence.balance(ids, parts)
 
 
 def test_traced_ids_are_an_error():
     with pytest.raises(ValueError, match="with values, got a traced array"):
-        jax.jit(lambda x: sequence.by_document(x, 2).tokens)(jnp.ones(16, int))
+        jax.jit(lambda x: sequence.balance(x, 2).tokens)(jnp.ones(16, int))
