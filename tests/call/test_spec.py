@@ -154,7 +154,7 @@ _CHANGES = (
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
     {"same_lengths": True}, {"whole_pages": True}, {"value_page": 1},
     {"context": Context(("x",), 2)}, {"is_part": True},
-    {"is_checked": True}, {"ignores_padding_rows": True},
+    {"is_checked": True}, {"ignores_padding_rows": True}, {"finite_padding": True},
     {"heads_first_q": True}, {"heads_first_kv": True},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
     {"derivative": "forward-mode derivative"},
