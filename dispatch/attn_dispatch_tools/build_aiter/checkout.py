@@ -14,6 +14,7 @@ from attn_dispatch_tools.build_aiter.errors import BuildError
 RECOMMENDED: Version = (0, 1, 19)
 
 _MAIN = Path("csrc", "cpp_itfs", "mha_bwd.cu")
+_HEADER = Path("csrc", "include", "mha_bwd.h")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,12 @@ def find(folder: Path, version: str | None = None) -> Checkout:
             f"the version of AITER in {root} is not known (found {text or 'none'!r}); give it with "
             "--aiter-version, for example 0.1.19"
         )
-    if number < OLDEST or not _asks_for_scratch(root):
+    if number >= OLDEST and not _asks_for_scratch(root):
+        raise BuildError(
+            f"{root} is called AITER {text}, but {_HEADER} there is not that of {text_of(OLDEST)} "
+            "or newer: expected a whole checkout"
+        )
+    if number < OLDEST:
         raise BuildError(
             f"{root} is AITER {text}, and this needs {text_of(OLDEST)} or newer, better "
             f"{text_of(RECOMMENDED)}; without --aiter, build-aiter builds the release from PyPI"
@@ -83,7 +89,7 @@ def _git_version(root: Path) -> str:
 
 def _asks_for_scratch(root: Path) -> bool:
     """Whether mha_bwd asks its caller for scratch, as it does since v0.1.15."""
-    header = root / "csrc" / "include" / "mha_bwd.h"
+    header = root / _HEADER
     return header.is_file() and bool(
         re.search(r"\bworkspace_alloc\b", header.read_text(encoding="utf-8", errors="replace"))
     )

@@ -134,6 +134,10 @@ def main(args: argparse.Namespace) -> None:
             args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
         )
         jobs = args.jobs or default_jobs()
+        if args.aiter_version and not args.aiter:
+            raise BuildError(
+                "--aiter-version: expected --aiter FOLDER as well, whose version it is"
+            )
         if args.aiter:
             _refuse_filters(filters)
             sources = checkout.find(args.aiter.expanduser(), args.aiter_version)

@@ -14,6 +14,7 @@ import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import DEV18, Release
+from attn_dispatch_tools import cli
 from attn_dispatch_tools.build_aiter import asm_tables, checkout, command, toolchain
 from attn_dispatch_tools.build_aiter.errors import BuildError
 from tests.support import fake_aiter
@@ -65,8 +66,13 @@ def test_sources_that_cannot_be_built_are_refused(
 
 def test_sources_that_are_older_than_their_version_says_are_refused(aiter: Path):
     (aiter / "csrc/include/mha_bwd.h").write_text("void* dq_acc_ptr;")
-    with pytest.raises(BuildError, match=r"needs v0\.1\.15 or newer"):
+    with pytest.raises(BuildError, match=r"called AITER 0\.1\.19, but .*mha_bwd\.h there is not"):
         checkout.find(aiter, "0.1.19")
+
+
+def test_version_without_a_folder_is_refused():
+    with pytest.raises(SystemExit, match="--aiter-version: expected --aiter FOLDER as well"):
+        cli.main(["build-aiter", "gfx942", "--aiter-version", "0.1.19"])
 
 
 # The tables of kernels.
