@@ -72,7 +72,7 @@ def test_sources_that_are_older_than_their_version_says_are_refused(aiter: Path)
 
 def test_version_without_a_folder_is_refused():
     with pytest.raises(SystemExit, match="--aiter-version: expected --aiter FOLDER as well"):
-        cli.main(["build-aiter", "gfx942", "--aiter-version", "0.1.19"])
+        cli.main(["build-aiter", "--arch", "gfx942", "--aiter-version", "0.1.19"])
 
 
 # The tables of kernels.
