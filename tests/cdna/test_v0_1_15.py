@@ -41,7 +41,7 @@ class _Gpu(Gpu):
     """A GPU on which data that gfx942's dq_convert kernels read from LDS is there at once."""
 
     waits = False
-    """Whether it is late there too."""
+    """Whether such data is late there too."""
 
     def run_kernel(self, path: Path, sizes: Sequence[int], arguments: bytes) -> None:
         before = self.schedule

@@ -21,7 +21,7 @@ from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 
 GENERATION = "v0.1.15"
 OPTIONS = ("-DENABLE_CK=0", "-DFAV3_ON=1", "-DONLY_FAV3=1")
-"""Of AITER's sources: no CK; ASM kernels in the forward and the backward pass."""
+"""The options of AITER's sources: no CK; ASM kernels in the forward and the backward pass."""
 
 _SOURCES = ("mha_fwd.cu", "mha_bwd.cu")
 

@@ -25,7 +25,8 @@ WRAPPED = tuple(
 of them."""
 
 WRAPPED_LAUNCH = (*WRAPPED, "-Wl,--wrap=hipModuleLaunchKernel")
-"""Those for generation "v0.1.15", of which rocm_backend/aiter_v0_1_15_device.cc replaces one."""
+"""Linker flags for generation "v0.1.15"; rocm_backend/aiter_v0_1_15_device.cc replaces the last
+function."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class SpreadCall:
     longest: int | None = None
     """The length of packed documents; None for one sequence."""
     order: SequenceOrder = "contiguous"
-    """That of rows and keys."""
+    """The order of rows and keys."""
 
     @cached_property
     def pairs(self) -> float:

@@ -23,7 +23,7 @@ class Documents:
     """The documents on a device."""
 
     ids: jax.Array
-    """Those of the device's rows and keys, [..., T]; 0 is padding, and rows below 0 become NaN."""
+    """The ids of rows and keys, [..., T]; 0 is padding, and rows below 0 become NaN."""
     is_second: jax.Array
     """Whether a row is in the second of a document's two chunks."""
 
