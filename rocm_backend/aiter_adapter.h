@@ -141,4 +141,37 @@ void FillCommon(const AttnAiterCall& call, Args& args) {
   }
 }
 
+// Sets the arguments of the backward pass that all generations have.
+template <typename Args>
+void FillBackward(const AttnAiterBackward& backward, Args& args) {
+  args.o_ptr = backward.out;
+  args.lse_ptr = backward.lse;
+  args.do_ptr = backward.out_grad;
+  args.d_ptr = backward.softmax_d;
+  args.dq_ptr = backward.dq;
+  args.dk_ptr = backward.dk;
+  args.dv_ptr = backward.dv;
+  args.dbias_ptr = backward.dbias;
+  args.max_seqlen_k = backward.call.max_seq_len_kv;
+  args.scale = backward.call.scale;
+  args.p_undrop = 1 - backward.call.dropout_rate;
+  args.nhead_stride_lsed = backward.call.nhead_stride_lse;
+  args.batch_stride_lsed = backward.call.batch_stride_lse;
+  args.stride_do = backward.stride_out_grad;
+  args.stride_dq = backward.stride_dq;
+  args.stride_dk = backward.stride_dk;
+  args.stride_dv = backward.stride_dv;
+  args.stride_dbias = backward.stride_dbias;
+  args.nhead_stride_do = backward.nhead_stride_out_grad;
+  args.nhead_stride_dq = backward.nhead_stride_dq;
+  args.nhead_stride_dk = backward.nhead_stride_dk;
+  args.nhead_stride_dv = backward.nhead_stride_dv;
+  args.nhead_stride_dbias = backward.nhead_stride_dbias;
+  args.batch_stride_do = backward.batch_stride_out_grad;
+  args.batch_stride_dq = backward.batch_stride_dq;
+  args.batch_stride_dk = backward.batch_stride_dk;
+  args.batch_stride_dv = backward.batch_stride_dv;
+  args.batch_stride_dbias = backward.batch_stride_dbias;
+}
+
 }  // namespace attn_dispatch::aiter_adapter

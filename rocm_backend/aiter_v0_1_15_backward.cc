@@ -26,48 +26,17 @@ namespace {
 
 constexpr const char* kSubfolder = "fmha_v3_bwd/";
 
-void FillStrides(const AttnAiterBackward& backward, aiter::mha_bwd_args& args) {
-  args.nhead_stride_lsed = backward.call.nhead_stride_lse;
-  args.batch_stride_lsed = backward.call.batch_stride_lse;
-  args.stride_do = backward.stride_out_grad;
-  args.stride_dq = backward.stride_dq;
-  args.stride_dk = backward.stride_dk;
-  args.stride_dv = backward.stride_dv;
-  args.stride_dbias = backward.stride_dbias;
-  args.nhead_stride_do = backward.nhead_stride_out_grad;
-  args.nhead_stride_dq = backward.nhead_stride_dq;
-  args.nhead_stride_dk = backward.nhead_stride_dk;
-  args.nhead_stride_dv = backward.nhead_stride_dv;
-  args.nhead_stride_dbias = backward.nhead_stride_dbias;
-  args.batch_stride_do = backward.batch_stride_out_grad;
-  args.batch_stride_dq = backward.batch_stride_dq;
-  args.batch_stride_dk = backward.batch_stride_dk;
-  args.batch_stride_dv = backward.batch_stride_dv;
-  args.batch_stride_dbias = backward.batch_stride_dbias;
-}
-
 float Call(const AttnAiterBackward& backward, hipStream_t stream, bool only_ask) {
   const AttnAiterCall& call = backward.call;
   aiter::mha_bwd_args args{};
   FillNamed(call, args);
-  FillStrides(backward, args);
+  FillBackward(backward, args);
   args.v3_api_check = only_ask;
   args.v3_atomic_fp32 = backward.accumulator == ATTN_AITER_ATOMIC_32;
   args.v3_bf16_cvt = call.bf16_rounding;
   args.has_dbias = backward.dbias != nullptr;
   args.has_dropout = call.dropout_rate > 0;
   args.is_deterministic = backward.is_deterministic != 0;
-  args.o_ptr = backward.out;
-  args.lse_ptr = backward.lse;
-  args.do_ptr = backward.out_grad;
-  args.d_ptr = backward.softmax_d;
-  args.dq_ptr = backward.dq;
-  args.dk_ptr = backward.dk;
-  args.dv_ptr = backward.dv;
-  args.dbias_ptr = backward.dbias;
-  args.max_seqlen_k = call.max_seq_len_kv;
-  args.scale = call.scale;
-  args.p_undrop = 1 - call.dropout_rate;
   // Asked once, in this thread, before anything is queued. The caller has zeroed the memory.
   args.workspace_alloc = [&backward](size_t bytes, bool) -> void* {
     if (backward.dq_acc_bytes >= 0 && bytes <= static_cast<size_t>(backward.dq_acc_bytes)) {
