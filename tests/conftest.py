@@ -30,8 +30,8 @@ def pytest_configure(config):
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         os.environ.setdefault("ATTN_DISPATCH_PLANS", "off")
         return
-    # Not in the GPU suite: a program that the partitioner splits must not share its context with the
-    # parts, which JAX lowers meanwhile. The CPU suite runs such programs in processes of their own.
+    # Not in the GPU suite: a program that the partitioner splits must not share its context with
+    # the parts, which JAX lowers meanwhile. The CPU suite runs such programs in other processes.
     reuse_contexts()
     _share_plans(config)
     # Kernels that the user has compiled must not run calls of tests.
