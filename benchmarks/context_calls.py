@@ -61,8 +61,11 @@ class Cell:
         return "zigzag" if strategy == "zigzag" else "contiguous"
 
     def spread(self, strategy: str = "") -> SpreadCall:
-        """The call as the cost model sees it."""
-        longest = round(max(self.documents) * self.tokens) if self.documents else None
+        """The call as the cost model sees it: of documents that are equally long.
+
+        They are as long as gives as many pairs of queries and keys.
+        """
+        longest = round(sum(x**2 for x in self.documents) * self.tokens) or None
         window = self.options.get("local_window_size", (None,))[0]
         return SpreadCall(
             1, self.tokens, self.tokens, *self.heads, DIM, DIM, window=window, longest=longest,
