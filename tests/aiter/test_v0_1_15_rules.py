@@ -11,6 +11,7 @@ from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons
 from attn_dispatch.aiter.release import Release, version_of
 from attn_dispatch.aiter.rules import DISPATCH
 from attn_dispatch.aiter.rules_v0_1_15 import RULES, rules_of
+from attn_dispatch.settings import aiter_asm
 from tests.support.aiter_dispatch import grid
 from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.aiter_dispatch.launches import ARCHS, atomic_32
@@ -80,6 +81,13 @@ def test_without_ck_a_reason_says_so():
     assert str(why) == "no ASM kernel has dropout (this AITER is built without CK)"
     (why,) = not_supported_reasons(grid.split_calls()[0], "gfx942", NEWEST)
     assert str(why).endswith("only CK has split-KV kernels (this AITER is built without CK)")
+
+
+def test_without_ck_a_call_is_refused_where_asm_is_switched_off():
+    assert not_supported_reasons(grid.CALL, "gfx942", NEWEST) == ()
+    with aiter_asm(False):
+        (why,) = not_supported_reasons(grid.CALL, "gfx942", NEWEST)
+    assert str(why).endswith("(ATTN_DISPATCH_AITER_ASM=0) (this AITER is built without CK)")
 
 
 @pytest.mark.parametrize(
