@@ -62,7 +62,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     """Every limit of this version and of AITER's kernels that the call exceeds."""
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
-        release = aiter_folder.release(device.arch)
+        release = aiter_folder.release_for(device)
         reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch, release)
     return tuple(dict.fromkeys(reasons))
 
@@ -213,13 +213,13 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
 def _sequences(
     spec: AttentionSpec, device: Device, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> Sequences:
-    as_sums = aiter_folder.release(device.arch).takes_prefix_sums
+    as_sums = aiter_folder.release_for(device).takes_prefix_sums
     return Sequences.of(spec, call, operands, as_prefix_sums=as_sums)
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
     call = call_of(spec)
-    return call, aiter_kernels.kernel_for(call, device.arch, aiter_folder.release(device.arch))
+    return call, aiter_kernels.kernel_for(call, device.arch, aiter_folder.release_for(device))
 
 
 def _call(
@@ -243,7 +243,7 @@ def _attributes(
     """The custom call's attributes, name for name as ATTN_AITER_SPEC of rocm_backend/spec.h."""
     return {
         "arch": device.arch,
-        "generation": aiter_folder.release(device.arch).generation,
+        "generation": aiter_folder.release_for(device).generation,
         "max_seq_len_q": np.int64(call.max_seq_len_q),
         "max_seq_len_kv": np.int64(call.max_seq_len_kv),
         "has_gaps": call.has_gaps,
