@@ -36,6 +36,7 @@ from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
+from attn_dispatch.aiter.widths import widened
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
@@ -63,7 +64,8 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         release = aiter_folder.release_for(device)
-        reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch, release)
+        call = widened(call_of(spec), device.arch, release)
+        reasons += aiter_kernels.not_supported_reasons(call, device.arch, release)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -218,8 +220,9 @@ def _sequences(
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
-    call = call_of(spec)
-    return call, aiter_kernels.kernel_for(call, device.arch, aiter_folder.release_for(device))
+    release = aiter_folder.release_for(device)
+    call = widened(call_of(spec), device.arch, release)
+    return call, aiter_kernels.kernel_for(call, device.arch, release)
 
 
 def _call(
