@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons
-from attn_dispatch.aiter.release import Release, version_of
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import DISPATCH
 from attn_dispatch.aiter.rules_v0_1_15 import RULES, rules_of
+from attn_dispatch.devices.aiter_versions import version_of
 from attn_dispatch.settings import aiter_asm
 from tests.support.aiter_dispatch import grid
 from tests.support.aiter_dispatch.calls import struct_of

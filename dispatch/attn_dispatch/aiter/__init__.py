@@ -214,7 +214,7 @@ def _library_reasons(device: Device, release: Release) -> tuple[Reason, ...]:
 def _kernel_reasons(call: AiterCall, device: Device) -> tuple[Reason, ...]:
     """Why no release runs a call: the reasons against the last that can be used, which runs the
     most calls."""
-    first, *others = aiter_folder.releases(device.arch)
+    first, *others = aiter_folder.releases_for(device)
     reasons = aiter_kernels.not_supported_reasons(call, device.arch, first)
     for other in others if reasons else ():
         why_not_here = _library_reasons(device, other)
@@ -234,7 +234,7 @@ def _sequences(
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
     call = call_of(spec)
-    releases = aiter_folder.releases(device.arch)
+    releases = aiter_folder.releases_for(device)
     return call, aiter_kernels.kernel_of_first(call, device.arch, releases)
 
 

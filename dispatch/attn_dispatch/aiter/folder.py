@@ -8,7 +8,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_dispatch.aiter.release import DEV18, GENERATIONS, Release, version_of
+from attn_dispatch.aiter.release import DEV18, GENERATIONS, Release
+from attn_dispatch.devices.aiter_versions import version_of
+from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, user_folders
 
 GENERATION = DEV18.generation
@@ -85,6 +87,15 @@ def releases(arch: str) -> tuple[Release, ...]:
 def folder_of(one: Release, arch: str) -> Path:
     """The folder of the libraries of one of the releases that serve calls for `arch`."""
     return folder(arch) if one == release(arch) else root(one.generation) / arch
+
+
+def releases_for(device: Device) -> tuple[Release, ...]:
+    """The releases of AITER by which a device's calls are planned."""
+    if device.library is None:
+        return releases(device.arch)
+    version = version_of(device.library[1])
+    assert version is not None
+    return (DEV18 if version == DEV18.version else Release(GENERATIONS[0], version),)
 
 
 def version() -> str:
