@@ -69,6 +69,12 @@ def test_ck_of_dev18_runs_what_asm_does_not(both, options):
     )
 
 
+def test_heads_are_not_padded_for_asm_where_ck_has_kernels_for_them(both):
+    dot_product_attention(*(x[..., :64] for x in _arrays())).block_until_ready()
+    call = both.last_call("forward").call
+    assert (call.use_asm, call.head_dim) == (0, 64)
+
+
 def test_passes_of_one_call_run_on_both(both):
     """The forward pass on ASM, and deterministic gradients, which only CK computes."""
     options = {**LENGTHS, "deterministic_backward": True}

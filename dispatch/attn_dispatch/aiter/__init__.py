@@ -37,6 +37,7 @@ from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
+from attn_dispatch.aiter.widths import widened
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
@@ -63,7 +64,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     """Every limit of this version and of AITER's kernels that the call exceeds."""
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
-        reasons += _kernel_reasons(call_of(spec), device)
+        reasons += _kernel_reasons(spec, device)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -211,18 +212,16 @@ def _library_reasons(device: Device, release: Release) -> tuple[Reason, ...]:
     return (library_reason("aiter/library", why),) if why else ()
 
 
-def _kernel_reasons(call: AiterCall, device: Device) -> tuple[Reason, ...]:
+def _kernel_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """Why no release runs a call: the reasons against the last that can be used, which runs the
     most calls."""
-    first, *others = aiter_folder.releases_for(device)
-    reasons = aiter_kernels.not_supported_reasons(call, device.arch, first)
-    for other in others if reasons else ():
-        why_not_here = _library_reasons(device, other)
-        reasons = (
-            (*reasons, *why_not_here)
-            if why_not_here
-            else (aiter_kernels.not_supported_reasons(call, device.arch, other))
-        )
+    releases = aiter_folder.releases_for(device)
+    call = widened(call_of(spec), device.arch, releases[-1])
+    reasons = aiter_kernels.not_supported_reasons(call, device.arch, releases[0])
+    for other in releases[1:] if reasons else ():
+        if why_not_here := _library_reasons(device, other):
+            return (*reasons, *why_not_here)
+        reasons = aiter_kernels.not_supported_reasons(call, device.arch, other)
     return reasons
 
 
@@ -233,8 +232,8 @@ def _sequences(
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
-    call = call_of(spec)
     releases = aiter_folder.releases_for(device)
+    call = widened(call_of(spec), device.arch, releases[-1])
     return call, aiter_kernels.kernel_of_first(call, device.arch, releases)
 
 
