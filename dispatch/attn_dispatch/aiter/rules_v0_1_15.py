@@ -71,11 +71,19 @@ BEYOND_KEYS = KernelRule(
 """v0.1.15 to v0.1.20: the tile's offset is added to the buffer's base and its size left as it is,
 so that no store is out of range."""
 
+SOFT_CAP_GRADIENT = KernelRule(
+    "aiter/asm_soft_cap_gradient", "backward", ("gfx942", "gfx950"),
+    lambda c: c.logits_soft_cap > 0, "ASM would ignore logits_soft_cap",
+    "no field of mha_bwd_args has it",
+)  # fmt: skip
+"""Of dev18 CK's rules refuse it, for ASM too."""
+
 _FORWARD_192 = "forward with head dims (192, 128)"
 
 RULES = (
     *(_changed(rule) for rule in ASM_RULES if rule.name not in _NO_LONGER),
     BEYOND_KEYS,
+    SOFT_CAP_GRADIENT,
     OVER_INT32,
     OVER_GRID,
 )
