@@ -1,13 +1,15 @@
 """Training steps of a decoder on one long packed row: on one GPU, and spread over all of a host.
 
-usage: python benchmarks/context_step.py [--tokens N] [--layers N] [--steps N] [--out FOLDER]
+usage: python benchmarks/context_step.py [--tokens N] [--layers N] [--steps N] [--all-only]
+                                          [--out FOLDER]
 
 The decoder has 16 layers (hidden 2048, 16 query heads on 4, head dim 128, MLP 8192; with embeddings
 0.99 billion parameters) in bfloat16. A step is forward, backward and SGD with momentum; a layer
 keeps its input and its attention's results for the backward pass and computes the rest again. The
 row has 131,072 tokens of twelve documents, the longest 35 % of it. Over several GPUs the row is
 sharded by the mesh axis "context", and every GPU has all weights. Both runs begin with the same
-weights and see the same tokens, so that their losses can be compared.
+weights and see the same tokens, so that their losses can be compared. The share of attention is
+the time of its calls alone, forward and backward, over that of the step.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from command import save
-from context import TAIL, Cell
+from context_calls import TAIL, Cell
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from model import norm, rotary
@@ -65,6 +67,12 @@ def row_of(tokens: int) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+    return dot_product_attention(
+        q, k, v, is_causal=True, query_segment_ids=ids, max_segments=len(TAIL)
+    )
+
+
 def loss(weights: Weights, row: dict[str, jax.Array]) -> jax.Array:
     """The mean of the tokens' cross entropy."""
 
@@ -72,10 +80,7 @@ def loss(weights: Weights, row: dict[str, jax.Array]) -> jax.Array:
         y = norm(x)
         q, k, v = ((y @ w[name]).reshape(1, x.shape[1], -1, DIM) for name in "qkv")
         turned = jax.vmap(rotary)
-        out = dot_product_attention(
-            turned(q, row["positions"]), turned(k, row["positions"]), v, is_causal=True,
-            query_segment_ids=row["ids"], max_segments=len(TAIL),
-        )  # fmt: skip
+        out = attention(turned(q, row["positions"]), turned(k, row["positions"]), v, row["ids"])
         x = x + out.reshape(1, x.shape[1], -1) @ w["o"]
         y = norm(x)
         return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], None
@@ -97,6 +102,24 @@ def step(
     return weights, momentum, value
 
 
+def attention_seconds(tokens: int, ids: jax.Array, spread: jax.sharding.Sharding) -> float:
+    """The time of one layer's attention, forward and backward."""
+
+    @jax.jit
+    def both(q: jax.Array, k: jax.Array, v: jax.Array, grad: jax.Array) -> Any:
+        out, pull = jax.vjp(lambda q, k, v: attention(q, k, v, ids), q, k, v)
+        return out, pull(grad)
+
+    given = [
+        jax.device_put(jnp.ones((1, tokens, n, DIM), jnp.bfloat16), spread)
+        for n in (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    ]
+    jax.block_until_ready(both(*given))
+    start = time.perf_counter()
+    jax.block_until_ready([both(*given) for _ in range(5)])
+    return (time.perf_counter() - start) / 5
+
+
 def trained(mesh: jax.sharding.Mesh | None, args: argparse.Namespace) -> dict[str, Any]:
     """Some steps on the first GPU, or on those of a mesh."""
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -113,12 +136,17 @@ def trained(mesh: jax.sharding.Mesh | None, args: argparse.Namespace) -> dict[st
             weights, momentum, value = made(weights, momentum, row)
             losses.append(float(value))
             seconds.append(time.perf_counter() - start)
+        del weights, momentum
+        alone = attention_seconds(args.tokens, row["ids"], spread)
+    peak = (jax.devices()[-1].memory_stats() or {}).get("peak_bytes_in_use", 0)
     memory = made.memory_analysis()
     assert memory is not None
     median = statistics.median(seconds[1:])
     return {
         "devices": 1 if mesh is None else mesh.devices.size, "losses": losses,
         "seconds": median, "tokens_per_second": args.tokens / median,
+        "share_of_attention": args.layers * alone / median,
+        "gb_at_the_peak": peak / 1e9,
         "gb_of_a_device": (memory.temp_size_in_bytes + memory.argument_size_in_bytes) / 1e9,
     }  # fmt: skip
 
@@ -128,6 +156,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--all-only", action="store_true", help="not on one GPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     mesh = jax.make_mesh(
@@ -138,7 +167,7 @@ def main() -> None:
         "environment": environment(), "tokens": args.tokens, "layers": args.layers,
         "parameters": sum(x.size for x in jax.tree.leaves(shapes)),
     }  # fmt: skip
-    for name, devices in (("one GPU", None), ("all GPUs", mesh)):
+    for name, devices in [("one GPU", None), ("all GPUs", mesh)][args.all_only :]:
         report[name] = trained(devices, args)
         print(name, report[name], flush=True)
     save("context_step", report, args.out)

@@ -23,7 +23,6 @@ _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
 def pytest_configure(config):
     """Run tests on the CPU, on machines with a GPU too, unless the GPU suite is asked for."""
-    reuse_contexts()
     _take_share_of_cores(config)
     # Files of another version must not make tests pass, and tests must not fill the user's folder.
     os.environ.setdefault("ATTN_DISPATCH_WINNERS", "off")
@@ -31,6 +30,9 @@ def pytest_configure(config):
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         os.environ.setdefault("ATTN_DISPATCH_PLANS", "off")
         return
+    # Not in the GPU suite: a program that the partitioner splits must not share its context with
+    # the parts, which JAX lowers meanwhile. The CPU suite runs such programs in other processes.
+    reuse_contexts()
     _share_plans(config)
     # Kernels that the user has compiled must not run calls of tests.
     os.environ.setdefault("ATTN_DISPATCH_FA4_LIBRARY", os.devnull)

@@ -117,3 +117,28 @@ def test_versions_are_read_from_tags_and_wheels():
 def test_rules_of_a_release_have_distinct_names():
     names = [rule.name for rule in rules_of(Release("v0.1.15", (0, 1, 15)))]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "queries, keys, is_refused",
+    [
+        (300, 257, True), (300, 320, True), (100, 513, True), (300, 256, False), (300, 512, False),
+        (320, 320, False), (300, 200, False),
+    ],
+)  # fmt: skip
+def test_keys_beyond_whole_tiles_are_refused_from_the_bottom_right(
+    queries: int, keys: int, is_refused: bool
+):
+    lengths = {"seq_len_q": queries, "max_seq_len_q": queries}
+    lengths |= {"seq_len_kv": keys, "max_seq_len_kv": keys}
+    call = replace(grid.CALL, backward=True, **CAUSAL, **lengths)
+    (why,) = not_supported_reasons(call, "gfx950", NEWEST) or (None,)
+    assert (why is not None) == is_refused
+    assert why is None or str(why).startswith(f"backward with a bottom-right mask and {keys} keys")
+    others = (
+        replace(call, mask="top_left"), replace(call, mask="none", window_right=-1),
+        replace(call, is_group=True), replace(call, head_dim=192), replace(call, backward=False),
+    )  # fmt: skip
+    assert all(not not_supported_reasons(x, "gfx950", NEWEST) for x in others)
+    assert not not_supported_reasons(call, "gfx942", NEWEST)
+    assert kernel_for(call, "gfx950").family == "asm"  # dev18's kernel is right

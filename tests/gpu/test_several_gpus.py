@@ -15,7 +15,15 @@ import attn_dispatch
 from attn_dispatch import cudnn
 from attn_dispatch_tools.reports.environment import cuda_devices
 from tests.support.gpu_programs import arrays, step
-from tests.support.mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
+from tests.support.mesh_programs import (
+    LAYOUTS,
+    PROGRAMS,
+    Program,
+    cells,
+    make_mesh,
+    on_mesh,
+    on_one_device,
+)
 from tests.support.present import present
 
 # With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices, `-k program` runs the programs on the CPU,
@@ -71,10 +79,24 @@ def test_each_gpu_gives_the_same_results(record):
     record(devices=2, numbers_compared=total)
 
 
+def compared(program: Program, mesh: jax.sharding.Mesh, spec: P) -> tuple[float, str]:
+    """The largest difference from one GPU, over the largest number, and the program's text."""
+    # A kernel's dropout mask depends on the device; XLA's is the same for any number of devices.
+    with attn_dispatch.sharded_dropout("same"), attn_dispatch.fallback("silent"):
+        attention = attn_dispatch.dot_product_attention
+        expected, _ = on_one_device(program, attention, "bfloat16")
+        got, compiled = on_mesh(program, mesh, spec, dtype="bfloat16")
+    worst = 0.0
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        worst = max(worst, float(np.max(np.abs(x - y)) / np.abs(y).max()))
+    return worst, present(compiled.as_text())
+
+
 SPECS = {"batch": P("x"), "heads": P(None, None, "x"), "sequence": P(None, "x")}
 
 
-@pytest.mark.filterwarnings("ignore:attention is split:attn_dispatch.AttentionShardingWarning")
+@pytest.mark.filterwarnings("ignore::attn_dispatch.AttentionShardingWarning")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("split", SPECS)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -83,23 +105,30 @@ def test_program_agrees_with_one_gpu(name, split, kind, record):
 
     Keys of one head that are sharded along their length are gathered, with a warning.
     """
-    program, two_devices = PROGRAMS[name], make_mesh((2,), kind, DEVICES)
-    # A kernel's dropout mask depends on the device; XLA's is the same for any number of devices.
-    with attn_dispatch.sharded_dropout("same"), attn_dispatch.fallback("silent"):
-        attention = attn_dispatch.dot_product_attention
-        expected, _ = on_one_device(program, attention, "bfloat16")
-        got, compiled = on_mesh(program, two_devices, SPECS[split], dtype="bfloat16")
-    worst = 0.0
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
-        worst = max(worst, float(np.max(np.abs(x - y)) / np.abs(y).max()))
+    program = PROGRAMS[name]
+    worst, text = compared(program, make_mesh((2,), kind, DEVICES), SPECS[split])
     assert worst <= 2e-2
-    text = compiled.as_text()
     # If heads are split in place of the sequence, the gradient of a whole bias is gathered.
     assert split == "sequence" or "all-gather" not in text
     if not program.further_arrays and not program.options and not ON_CPUS:
         assert cudnn.FORWARD_TARGET in text
     record(name=name, split=split, axes=kind, worst=worst, devices=2)
+
+
+@pytest.mark.filterwarnings("ignore::attn_dispatch.AttentionShardingWarning")
+@pytest.mark.skipif(len(ALL_DEVICES) < 4, reason="needs four NVIDIA GPUs")
+@pytest.mark.parametrize(("layout", "name", "kind"), [*cells()])
+def test_program_of_a_layout_agrees_with_one_gpu(layout, name, kind, record):
+    """Layouts and programs are those of docs/meshes.md.
+
+    Four GPUs have half as many along the last axis as eight.
+    """
+    devices = 8 if len(ALL_DEVICES) >= 8 else 4
+    (*rest, last), spec = LAYOUTS[layout]
+    mesh = make_mesh((*rest, last * devices // 8), kind, ALL_DEVICES[:devices])
+    worst, _ = compared(PROGRAMS[name], mesh, spec)
+    assert worst <= 2e-2
+    record(layout=layout, name=name, axes=kind, worst=worst, devices=devices)
 
 
 @pytest.mark.skipif(len(ALL_DEVICES) < 4, reason="needs four NVIDIA GPUs")

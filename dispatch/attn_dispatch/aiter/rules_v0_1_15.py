@@ -50,32 +50,35 @@ def _changed(rule: KernelRule) -> KernelRule:
     return replace(rule, source=source, **_CHANGED.get(rule.name, {}))
 
 
-_FORWARD_192 = "forward with head dims (192, 128)"
-_KEYS_OF_A_BLOCK = 256
+_KEYS_OF_A_TILE = 256  # of gfx950's causal backward kernels
 
 
-def _leaves_its_arrays(call: AiterCall) -> bool:
-    """Whether the kernel writes all keys of its last block, of which there are fewer.
+def _writes_beyond_keys(call: AiterCall) -> bool:
+    """Whether the second or a later tile of keys ends beyond the last key.
 
-    It moves the start of a gradient to that of the block, and leaves the bound as it was.
+    Where the lengths are equal, the adapter asks for the other diagonal's kernel.
     """
-    is_dense = call.mask == "bottom_right" and not call.is_group
     keys = call.seq_len_kv
-    is_partial = keys > _KEYS_OF_A_BLOCK and keys % _KEYS_OF_A_BLOCK > 0
-    return is_dense and is_partial and call.head_dim == call.head_dim_v
+    is_bottom_right = call.is_causal and call.mask == "bottom_right" and not call.is_group
+    is_128 = call.head_dim == call.head_dim_v and 64 < call.head_dim <= 128
+    ends_beyond = keys > _KEYS_OF_A_TILE and keys % _KEYS_OF_A_TILE != 0
+    return is_bottom_right and is_128 and ends_beyond and call.seq_len_q != keys
 
 
-def _top_left(call: AiterCall) -> str:
-    same = call.seq_len_q == call.seq_len_kv
-    return 'pass causal_alignment="top_left", which is the same with equal lengths' if same else ""
+BEYOND_KEYS = KernelRule(
+    "aiter/asm_backward_beyond_keys", "backward", ("gfx950",), _writes_beyond_keys,
+    f"backward with a bottom-right mask and {{seq_len_kv}} keys: the kernel writes beyond the last "
+    f"one where they are more than {_KEYS_OF_A_TILE} and no multiple of it",
+    "docs/proof.md; tests/cdna/test_defects.py",
+)  # fmt: skip
+"""v0.1.15 to v0.1.20: the tile's offset is added to the buffer's base and its size left as it is,
+so that no store is out of range."""
 
+_FORWARD_192 = "forward with head dims (192, 128)"
 
 RULES = (
     *(_changed(rule) for rule in ASM_RULES if rule.name not in _NO_LONGER),
-    KernelRule("aiter/asm_backward_past_the_end", "backward", ("gfx950",), _leaves_its_arrays,
-        "backward with a bottom-right mask and {seq_len_kv} keys: ASM's kernel writes past the "
-        f"gradients of keys, unless they are up to {_KEYS_OF_A_BLOCK} or a multiple of that",
-        DEFECTS, _top_left),
+    BEYOND_KEYS,
     OVER_INT32,
     OVER_GRID,
 )  # fmt: skip

@@ -5,7 +5,8 @@ P devices hold 1 / P of the rows and keys each. Per device and pass, of its own 
     strategy  forward sends                  backward sends                        hidden
     heads     (q + k + v + out) (P - 1) / P  twice that                            nothing
     gather    (k + v) (P - 1)                that, and (dk + dv) (P - 1), float32  nothing
-    ring      (k + v) (P - 1)                that, and (dk + dv) (P - 1), float32  behind kernels
+    ring      (k + v) (P - 1)                that, dk + dv, and                    behind kernels
+                                             (dk + dv) (P - 2), float32
     halo      k + v of the window            twice that                            nothing
 
 (Ulysses, arXiv:2309.14509; Llama 3, arXiv:2407.21783; ring, arXiv:2310.01889.) heads+ring exchanges
@@ -131,9 +132,12 @@ def _exchanged(case: _Case, moved: float) -> Pass:
     return Pass(sent, case.flops, compute, all_to_all(sent, case.hardware))
 
 
-def _in_order(case: _Case, moved: float) -> tuple[float, float]:
-    """Bytes and seconds of putting `moved` bytes of a device into another order, in two hops."""
-    sent = moved * (case.number - 1) / case.number
+def _in_order(case: _Case, moved: float, number: int) -> tuple[float, float]:
+    """Bytes and seconds of putting `moved` bytes of a device into another order, in two hops.
+
+    The order is that of rings of `number` devices.
+    """
+    sent = moved * (number - 1) / number
     return sent, 2 * hop(sent / 2, case.hardware)
 
 
@@ -150,7 +154,7 @@ def _gather(case: _Case) -> Pass:
     if gradients:
         exposed += all_gather(gradients, case.hardware)
     if call.is_uneven and call.order == "contiguous":
-        more, seconds = _in_order(case, case.rows)
+        more, seconds = _in_order(case, case.rows, case.number)
         sent, exposed = sent + more, exposed + seconds
     flops = case.flops * call.unbalanced
     if call.is_causal and case.is_backward:
@@ -166,7 +170,7 @@ def _ring(case: _Case) -> Pass:
     call = case.call
     found = _rings(case, case.number, call.kv_bytes / case.number, case.hardware.devices.nodes)
     if call.is_uneven and call.order == "contiguous":
-        more, seconds = _in_order(case, case.rows + case.keys)
+        more, seconds = _in_order(case, case.rows + case.keys, case.number)
         found = replace(found, sent=found.sent + more, exposed=found.exposed + seconds)
     return found
 
@@ -176,11 +180,13 @@ def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
 
     In zigzag order all steps take equally long. Results are added in float32 in every step: out in
     the forward pass, dq in the backward pass, for which a number is read twice and written once.
+    The gradients of keys are sums, float32, in all transfers but the first.
     """
     call, steps = case.call, number - 1
-    gradients = 0.0
+    gradients = sums_of_gradients = 0.0
     if case.is_backward:
-        gradients = share / call.width * max(call.width, 4)
+        sums_of_gradients = share / call.width * max(call.width, 4)
+        gradients = (share + sums_of_gradients * (steps - 1)) / steps
     flops = case.flops * call.unbalanced
     each = (call.query_bytes if case.is_backward else call.out_bytes) / case.number / call.width
     sums = case.copies(each * (4 + 4 + call.width)) * steps
@@ -188,7 +194,7 @@ def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
     hidden = min(step, case.kernels(flops) / number) * steps
     exposed = step * steps - hidden
     if gradients:  # they come home after the last kernel
-        home = hop(gradients, case.hardware, nodes)
+        home = hop(sums_of_gradients if steps > 1 else share, case.hardware, nodes)
         hidden, exposed = max(hidden - home, 0.0), exposed + min(home, hidden)
     sent = (share + gradients) * steps
     return Pass(sent, flops, case.kernels(flops) + sums, exposed, hidden)
@@ -214,7 +220,7 @@ def _heads_and_ring(case: _Case) -> Pass:
     rings = _rings(case, ring, call.kv_bytes / case.number, devices.nodes)
     exposed = rings.exposed + all_to_all(sent, case.hardware, group)
     if call.is_uneven and call.order == "contiguous":
-        more, seconds = _in_order(case, case.rows + case.keys)
+        more, seconds = _in_order(case, case.rows + case.keys, ring)
         sent, exposed = sent + more, exposed + seconds
     compute = rings.compute + case.copies(4 * moved)
     return replace(rings, sent=rings.sent + sent, compute=compute, exposed=exposed)
