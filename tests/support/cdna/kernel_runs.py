@@ -21,7 +21,6 @@ from tests.support.cdna.kernel_calls import OURS, Choice, calls_of, lifted_rules
 from tests.support.cdna.kernels import MI300, MI308, Gpu
 from tests.support.cdna.machine import Schedule
 
-
 _NEARLY = 4
 """The share of what is allowed up to which an error may be that of rounding; `verify` decides."""
 

@@ -20,12 +20,10 @@ from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.cdna.kernels import Gpu
 
 GIB = 2**30
-QUERIES, KEYS, HEAD_DIM = 150, 140, 128
+HEAD_DIM = 128
 _NO_RESERVE = 0x4000  # mmap.MAP_NORESERVE since Python 3.13
 _SCALE = 0.08
-_ROWS = {"q": QUERIES, "k": KEYS, "v": KEYS, "out": QUERIES, "out_grad": QUERIES, "dq": QUERIES,
-         "dk": KEYS, "dv": KEYS}  # fmt: skip
-_GIVEN = ("q", "k", "v", "out", "lse", "out_grad")
+_OF_QUERIES, _OF_KEYS = ("q", "out", "out_grad", "dq"), ("k", "v", "dk", "dv")
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,11 @@ class Far:
     row: int = 2 * HEAD_DIM
     start: int = 0
     sequences: int = 2
+    queries: int = 150
+    keys: int = 140
+
+    def rows(self, name: str) -> int:
+        return self.queries if name in _OF_QUERIES else self.keys
 
     @property
     def is_group(self) -> bool:
@@ -76,10 +79,10 @@ class SparseCall:
     def __init__(self, far: Far, generation: str, *, backward: bool) -> None:
         self.far, self.backward = far, backward
         self._generation = generation
-        self._longest = far.first_rows[-1] + max(QUERIES, KEYS) if far.is_group else 0
-        names = [*_ROWS] if backward else ["q", "k", "v", "out"]
-        self._memory = {x: _Memory(far.bytes_of(_ROWS[x])) for x in names}
-        rows = self._longest or far.sequences * QUERIES
+        self._longest = far.first_rows[-1] + max(far.queries, far.keys) if far.is_group else 0
+        names = [*_OF_QUERIES, *_OF_KEYS] if backward else ["q", "k", "v", "out"]
+        self._memory = {x: _Memory(far.bytes_of(far.rows(x))) for x in names}
+        rows = self._longest or far.sequences * far.queries
         self._memory["lse"] = _Memory(4 * rows)
         if backward:
             self._memory |= {"softmax_d": _Memory(4 * rows), "dq_acc": _Memory(512 * rows)}
@@ -90,19 +93,19 @@ class SparseCall:
     def _part(self, name: str, n: int) -> np.ndarray:
         """The rows of sequence n."""
         between = self.far.start or self.far.batch
-        shape = (_ROWS[name], HEAD_DIM)
+        shape = (self.far.rows(name), HEAD_DIM)
         return self._memory[name].rows(n * between, shape, jnp.bfloat16, self.far.row)
 
     def _lse(self, n: int) -> np.ndarray:
-        first = self.far.first_rows[n] if self.far.is_group else n * QUERIES
-        return self._memory["lse"].rows(4 * first, (QUERIES,), np.float32, 4)
+        first = self.far.first_rows[n] if self.far.is_group else n * self.far.queries
+        return self._memory["lse"].rows(4 * first, (self.far.queries,), np.float32, 4)
 
     def _fill(self) -> Iterator[dict[str, np.ndarray]]:
         random = np.random.default_rng(20270501)
         for n in range(self.far.sequences):
             given: dict[str, np.ndarray] = {}
             for name in ("q", "k", "v", "out_grad"):
-                drawn = random.standard_normal((_ROWS[name], HEAD_DIM)).astype(jnp.bfloat16)
+                drawn = random.standard_normal((self.far.rows(name), HEAD_DIM)).astype(jnp.bfloat16)
                 given[name] = drawn.astype(np.float32)
                 if name in self._memory:
                     self._part(name, n)[...] = drawn
@@ -112,7 +115,7 @@ class SparseCall:
                 self._lse(n)[...] = expected["lse"]
             yield expected
         # The last sequence ends with the arrays, and all but the first begin at their row.
-        for name, rows in (("seqstart_q", QUERIES), ("seqstart_k", KEYS)):
+        for name, rows in (("seqstart_q", self.far.queries), ("seqstart_k", self.far.keys)):
             if self.far.is_group:
                 starts = [*self.far.first_rows, self.far.first_rows[-1] + rows]
                 self._memory[name].rows(0, (len(starts),), np.int32, 4)[...] = starts
@@ -121,9 +124,9 @@ class SparseCall:
         far = self.far
         call = replace(
             grid.CALL, backward=self.backward, num_heads=1, num_kv_heads=1, is_group=far.is_group,
-            batch=far.sequences, max_seq_len_q=QUERIES, max_seq_len_kv=KEYS,
-            seq_len_q=far.first_rows[-1] + QUERIES if far.is_group else QUERIES,
-            seq_len_kv=far.first_rows[-1] + KEYS if far.is_group else KEYS,
+            batch=far.sequences, max_seq_len_q=far.queries, max_seq_len_kv=far.keys,
+            seq_len_q=far.first_rows[-1] + far.queries if far.is_group else far.queries,
+            seq_len_kv=far.first_rows[-1] + far.keys if far.is_group else far.keys,
             needs_lse=not self.backward,
         )  # fmt: skip
         accumulator = "atomic_32" if self.backward else "split"
@@ -132,7 +135,7 @@ class SparseCall:
         for name, memory in self._memory.items():
             owner = struct if hasattr(struct, name) else struct.call
             setattr(owner, name, memory.address)
-            if name in _ROWS:
+            if name in (*_OF_QUERIES, *_OF_KEYS):
                 at = struct if hasattr(struct, f"stride_{name}") else struct.call
                 setattr(at, f"stride_{name}", far.row // 2)
                 setattr(at, f"batch_stride_{name}", 0 if far.is_group else far.batch // 2)
