@@ -96,7 +96,10 @@ def _exchanges(call: LeadingCall, shards: Shards, query: P) -> Iterator[str]:
         sizes = dict(shards.sizes)
         axes = _whole({axis: sizes[axis] for axis in exchanged})
         yield f"tokens are exchanged for heads along {_named(axes)}"
-    if shards.strategy == "keys":
+    if shards.strategy == "pages":
+        forward, _ = map(in_units, keys.summed_bytes(device_spec(shards, call)))
+        yield f"pages stay where they are: devices sum results, {forward}: the call is a piece"
+    elif shards.strategy == "keys":
         forward, backward = map(in_units, keys.summed_bytes(device_spec(shards, call)))
         yield (
             f"keys stay where they are: devices sum results, {forward}, and in the backward pass "
