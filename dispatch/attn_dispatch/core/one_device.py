@@ -20,6 +20,7 @@ from attn_dispatch.core.device_share import DeviceShare, device_spec, received_b
 from attn_dispatch.core.explicit_axes import explicit_shards
 from attn_dispatch.core.mesh_axes import name_of
 from attn_dispatch.core.partly_manual import other_axes
+from attn_dispatch.core.sharding_warnings import SplitCall, why_keys_move
 from attn_dispatch.core.shards import Shards, entry
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.text import in_units
@@ -82,7 +83,8 @@ def _part(
     notes += [f"all devices along {_named(idle)} compute the same"] if idle else []
     received = received_bytes(shards, call, specs)
     if received:
-        notes.append(f"receives {in_units(received)} of its operands from other devices")
+        why = why_keys_move(SplitCall(call, shards, specs))
+        notes.append(f"receives {in_units(received)} of its operands from other devices{why}")
     notes += _exchanges(call, shards, specs["query"])
     strategies = _strategies(call, shards, specs["query"])
     share = DeviceShare("; ".join(notes), manual + split, received, shards.strategy, strategies)

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,11 +29,12 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch import paged_attention
+import attn_dispatch
+from attn_dispatch import AttentionShardingWarning, context_parallel, paged_attention
 from tests.core.context.spread_programs import exchanged
 from tests.support.present import present
 
-DRAWS = 60
+DRAWS = 56
 H, V = 8, 16
 
 
@@ -51,14 +53,32 @@ class Drawn:
     """The rows with a length or page that is not valid."""
 
     @property
+    def dims(self) -> int:
+        """The head dim of values."""
+        return H if self.is_combined else V
+
+    @property
+    def own_pages(self) -> int:
+        """The pages of each device; one of keys and one of values count as one."""
+        return self.arrays["key_pages"].shape[0] // self.sizes["pool"]
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a row names pages of one device more often than this has pages."""
+        table, size = self.arrays["page_table"], self.arrays["key_pages"].shape[-3]
+        begins = size * np.arange(table.shape[1])
+        is_read = begins < self.arrays["key_value_seq_lengths"][:, None]
+        count = [(is_read & (table // self.own_pages == i)).sum(1) for i in range(8)]
+        return bool(np.max(count) > self.own_pages)
+
+    @property
     def is_cheap(self) -> bool:
         """Whether the summed results are less than the pages that would be gathered."""
         query, pool = self.arrays["query"], self.arrays["key_pages"]
         devices, data = self.sizes["pool"], self.sizes["data"]
-        dims = 2 * H if self.is_combined else H + V
-        kept = 4 * query[..., 0].size * (dims - H + 1) * devices
+        kept = 4 * query[..., 0].size * (self.dims + 1) * devices
         rows_of_heads = pool[..., 0].size // (2 if self.is_combined else 1)
-        return kept < data * rows_of_heads * dims * (devices - 1)
+        return kept < data * rows_of_heads * (H + self.dims) * (devices - 1)
 
 
 def drawn(rng: np.random.Generator) -> Drawn:
@@ -76,7 +96,7 @@ def drawn(rng: np.random.Generator) -> Drawn:
     lengths = rng.integers(0, columns * size + 1, batch)
     lengths[rng.random(batch) < 0.2] = columns * size
     table = np.where(np.arange(columns) * size < lengths[:, None], table, rng.choice([-1, 9999]))
-    if rng.random() < 0.2:  # a row names one page repeatedly
+    if rng.random() < 0.4:  # a row names one page repeatedly
         table[0] = table[0, 0]
     arrays = {
         "query": rng.standard_normal((batch, queries, heads, H), np.float32),
@@ -126,35 +146,114 @@ def placed(call: Drawn, mesh: Any) -> dict[str, Any]:
 
 
 def measured(call: Drawn) -> dict[str, Any]:
-    """The errors of out and lse, the strategy and the collectives of a drawn call."""
+    """The errors of out and lse, the invalid rows and the collectives of a drawn call."""
     arguments = {"value_pages": None} if call.is_combined else {}
     attend = partial(paged_attention, **arguments, **call.options)
     expected = jax.jit(attend)(**call.arrays)
-    kinds = (call.kind,) * len(call.sizes)
-    mesh = jax.make_mesh(tuple(call.sizes.values()), tuple(call.sizes), axis_types=kinds)
-    with jax.set_mesh(mesh):
-        given = placed(call, mesh)
-        compiled = jax.jit(attend).lower(**given).compile()
-        got = compiled(**given)
-    text = compiled.as_text()
-    errors = [error(x, y) for x, y in zip(got, expected, strict=True)]
+    got, sent = on_mesh(attend, call.sizes, call.kind, lambda mesh: placed(call, mesh))
     nan = {int(x) for y in got for x in np.argwhere(np.isnan(np.asarray(y)))[:, 0]}
     return {
-        "errors": errors,
+        "errors": [error(x, y) for x, y in zip(got, expected, strict=True)],
         "nan": sorted(nan),
         "invalid": call.invalid,
-        "exchanged": exchanged(present(text)),
-        "call": {x: list(y.shape) for x, y in call.arrays.items()}
-        | {"mesh": call.sizes, "kind": call.kind.name, **call.options},
+        "is_cut": call.arrays["page_table"].shape[1] > call.own_pages,
+        "is_crowded": call.is_crowded,
+        "kind": call.kind.name,
+        "dims": call.dims,
+        "exchanged": sent,
+        "call": {x: y.shape for x, y in call.arrays.items()} | call.sizes | call.options,
     }
 
 
-def attempted(call: Drawn) -> dict[str, Any]:
-    """What `measured` returns, or an error: one failure is one call's, not all calls'."""
+def on_mesh(
+    attend: Callable[..., Any], sizes: dict[str, int], kind: AxisType, place: Callable[..., Any]
+) -> tuple[Any, dict[str, list[int]]]:
+    """The results on a mesh, and the numbers of elements that devices exchange."""
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes))
+    with jax.set_mesh(mesh):
+        given = place(mesh)
+        compiled = jax.jit(attend).lower(**given).compile()
+        return compiled(**given), exchanged(present(compiled.as_text()))
+
+
+def cases() -> dict[str, tuple[Callable[..., Any], P, int]]:
+    """Calls of other forms by name, how their pool is sharded over ("a", "b"), and the queries."""
+
+    def of(**options: Any) -> Callable[..., Any]:
+        return partial(paged_attention, **options)
+
+    def by_head(key_pages: Any, value_pages: Any, **given: Any) -> Any:
+        pools = [jax.numpy.swapaxes(x, 1, 2) for x in (key_pages, value_pages)]
+        return paged_attention(key_pages=pools[0], value_pages=pools[1], kv_layout="HND", **given)
+
+    def ragged(query: Any, **given: Any) -> Any:
+        starts = np.array([0, 1, 3, 3, 4], np.int32)
+        return paged_attention(query[:, 0], cu_seqlens_q=starts, **given)
+
+    def mapped(query: Any, page_table: Any, key_value_seq_lengths: Any, **pools: Any) -> Any:
+        def attend(*rows: Any) -> Any:
+            names = ("query", "page_table", "key_value_seq_lengths")
+            return paged_attention(**dict(zip(names, rows, strict=True)), **pools)
+
+        def halves(x: Any) -> Any:
+            return x.reshape(2, -1, *x.shape[1:])
+
+        return jax.vmap(attend)(*map(halves, (query, page_table, key_value_seq_lengths)))
+
+    both, first = P(("a", "b")), P("a")
+
+    def mod(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
+        return score + s
+
+    return {
+        "two axes": (of(), both, 1),
+        "an idle axis": (of(), first, 1),
+        "pages by head": (by_head, both, 1),
+        "cu_seqlens": (ragged, both, 1),
+        "vmap": (mapped, both, 3),
+        "all keys, many queries": (of(is_causal=False), both, 18),
+        "gathered, many queries": (of(), both, 18),
+        "gathered, window": (of(local_window_size=(5, 0)), both, 1),
+        "gathered, ALiBi": (of(alibi_slopes=np.ones(4, np.float32)), both, 1),
+        "gathered, score_mod": (of(score_mod=mod), both, 1),
+        "gathered, heads": (of(), both, 1),
+        "gathered, few pages": (of(), both, 16),
+    }
+
+
+def of_case(name: str, attend: Callable[..., Any], pool: P, queries: int) -> dict[str, Any]:
+    """The errors, collectives and warnings of a case on both kinds of mesh axes."""
+    rng = np.random.default_rng(1)
+    pages = 16 if name == "gathered, few pages" else 64
+    shapes = {"query": (4, queries, 4, H), "key_pages": (pages, 6, 2, H)}
+    given = {x: rng.standard_normal(y).astype(np.float32) for x, y in shapes.items()}
+    given["value_pages"] = given["key_pages"][::-1]
+    given["page_table"] = rng.integers(0, pages, (4, 7)).astype(np.int32)
+    given["key_value_seq_lengths"] = np.array([42, 31, 20, 25], np.int32)
+    expected = jax.jit(attend)(**given)
+
+    def place(mesh: Any) -> dict[str, Any]:
+        to = {"key_pages": pool, "value_pages": pool}
+        return {x: jax.device_put(y, NamedSharding(mesh, to.get(x, P()))) for x, y in given.items()}
+
+    found: dict[str, Any] = {}
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with context_parallel("heads" if name == "gathered, heads" else "auto"):
+                got, sent = on_mesh(attend, {"a": 4, "b": 2}, kind, place)
+        texts = [str(x.message) for x in caught if x.category is AttentionShardingWarning]
+        found[kind.name] = {"error": error(got, expected), "exchanged": sent, "warnings": texts}
+        attn_dispatch.warning.forget()  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
+def attempted(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What the function returns, or an error: one failure is one call's, not all calls'."""
     try:
-        return measured(call)
+        return function(*arguments)
     except Exception as problem:
-        return {"failed": f"{type(problem).__name__}: {problem}"[:2000], "call": repr(call)}
+        return {"failed": f"{type(problem).__name__}: {problem}"[:2000]}
 
 
 def error(got: Any, expected: Any) -> float:
@@ -172,11 +271,14 @@ def error(got: Any, expected: Any) -> float:
 
 
 def main(draws: int) -> None:
-    warnings.simplefilter("error")
     rng = np.random.default_rng(0)
     calls = (drawn(rng) for _ in range(10 * draws))
     cheap = itertools.islice((x for x in calls if x.is_cheap), draws)
-    print(json.dumps({"drawn": [attempted(x) for x in cheap]}))
+    report = {
+        "drawn": [attempted(measured, x) for x in cheap],
+        "cases": {x: attempted(of_case, x, *case) for x, case in cases().items()},
+    }
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":
