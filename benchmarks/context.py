@@ -26,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -43,6 +43,8 @@ from attn_dispatch_tools.reports.environment import environment
 
 GRADIENTS = ("out", "dq", "dk", "dv")
 DIRECTIONS = ("both", "forward")
+WITH_VALUES = tuple(x for x in CELLS if x.name.endswith("32k"))
+"""The cells whose values are compared, of fewer tokens."""
 ROUND = 0.1
 """The least seconds of a round."""
 LONG = 10.0
@@ -57,8 +59,8 @@ def strategies(cell: Cell) -> list[str]:
 def errors(wanted: str = "*", tokens: int = 4096) -> Iterator[dict[str, Any]]:
     """The error of each result on all GPUs, divided by that on one, both beside float32."""
     devices = jax.device_count()
-    for like in CELLS:
-        if not like.name.endswith("32k") or not fnmatch(like.name, wanted):
+    for like in WITH_VALUES:
+        if not fnmatch(like.name, wanted):
             continue
         options = {x: (255, 0) if x == "local_window_size" else y for x, y in like.options.items()}
         cell = replace(like, tokens=tokens, options=options)
@@ -156,11 +158,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", action="append", metavar="GLOB", help="cells named like this")
-    parser.add_argument("--values", default="*", metavar="GLOB", help="cells whose values count")
+    parser.add_argument(
+        "--values", default="*", metavar="GLOB", help="cells of 32k whose values count; '': none"
+    )
     parser.add_argument("--direction", choices=DIRECTIONS, help="both: forward and backward")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--time-limit", type=float, default=200)
     args = parser.parse_args()
+    for glob in args.only or []:
+        _check_matches(parser, "--only", glob, CELLS)
+    if args.values:
+        _check_matches(parser, "--values", args.values, WITH_VALUES)
     start = time.perf_counter()
     report: dict[str, Any] = {"environment": environment(), "devices": jax.device_count()}
     report |= {"values": [], "times": []}
@@ -177,6 +185,15 @@ def main() -> None:
             report["times"].append(times(cell, direction, args.rounds))
             print(_at(start), _text(report["times"][-1]), flush=True)
             save("context", report, args.out)
+
+
+def _check_matches(
+    parser: argparse.ArgumentParser, option: str, glob: str, cells: Sequence[Cell]
+) -> None:
+    names = [x.name for x in cells]
+    if not any(fnmatch(x, glob) for x in names):
+        expected = ", ".join(map(repr, names))
+        parser.error(f"{option}: expected a glob that matches one of {expected}, got {glob!r}")
 
 
 def _at(start: float) -> str:

@@ -6,13 +6,12 @@
 #include "aiter_adapter.h"
 #include "aiter_dev18_threads.h"
 
-static_assert(
-    std::is_same_v<decltype(&aiter::mha_bwd),
-                   float (*)(aiter::mha_bwd_args, const ck_tile::stream_config&, std::string, bool,
-                             mask_enum, bias_enum, bool, bool, bool, bool, bool, int, const void*,
-                             const void*, bool)>,
-    "This AITER's mha_bwd is not the one of amd-aiter 0.1.7.post2.dev18, the only generation that "
-    "this adapter speaks to. Build against that version.");
+static_assert(std::is_same_v<decltype(&aiter::mha_bwd),
+                             float (*)(aiter::mha_bwd_args, const ck_tile::stream_config&,
+                                       std::string, bool, mask_enum, bias_enum, bool, bool, bool,
+                                       bool, bool, int, const void*, const void*, bool)>,
+              "This AITER's mha_bwd is not the one of amd-aiter 0.1.7.post2.dev18. Build against "
+              "that version, or a later one with `attn-dispatch build-aiter --aiter`.");
 
 namespace attn_dispatch::aiter_adapter {
 namespace {

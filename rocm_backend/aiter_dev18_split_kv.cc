@@ -10,8 +10,8 @@ static_assert(
     std::is_same_v<decltype(&aiter::mha_fwd_splitkv),
                    float (*)(aiter::mha_fwd_splitkv_args, const ck_tile::stream_config&,
                              std::string, bool, mask_enum, bias_enum, bool)>,
-    "This AITER's mha_fwd_splitkv is not the one of amd-aiter 0.1.7.post2.dev18, the only "
-    "generation that this adapter speaks to. Build against that version.");
+    "This AITER's mha_fwd_splitkv is not the one of amd-aiter 0.1.7.post2.dev18, the only one that "
+    "this file calls. Build against that version.");
 
 namespace attn_dispatch::aiter_adapter {
 namespace {

@@ -34,6 +34,11 @@ float Call(const AttnAiterBackward& backward, hipStream_t stream, bool only_ask)
   args.v3_api_check = only_ask;
   args.v3_atomic_fp32 = backward.accumulator == ATTN_AITER_ATOMIC_32;
   args.v3_bf16_cvt = call.bf16_rounding;
+  // gfx950's kernel for the bottom-right diagonal writes beyond the last key. With equal lengths
+  // the other diagonal is the same, and its kernel is right.
+  if (call.mask == ATTN_AITER_BOTTOM_RIGHT && !call.is_group && call.seq_len_q == call.seq_len_kv) {
+    args.mask_type = ATTN_AITER_TOP_LEFT;
+  }
   args.has_dbias = backward.dbias != nullptr;
   args.has_dropout = call.dropout_rate > 0;
   args.is_deterministic = backward.is_deterministic != 0;

@@ -23,6 +23,7 @@ from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.call_steps import Results, normal_form
+from attn_dispatch.core.context.in_shard_map import whole_call
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.mask_share import mask_share
 from attn_dispatch.core.one_device import of_one_device
@@ -83,8 +84,10 @@ def explain(
 
     Returns:
       An `Explanation`, which prints as a table. If the arrays are sharded (their `NamedSharding`,
-      which a `jax.ShapeDtypeStruct` can have too), it explains what one device computes; `share`
-      says which part of the call that is, and how many bytes of operands the device receives first.
+      which a `jax.ShapeDtypeStruct` can have too), or if it has `context_axis`, it explains what
+      one device computes; `share` says which part of the call that is, and how many bytes of
+      operands the device receives first. If no strategy can run a call with `context_axis`, nothing
+      is chosen, and `share.refusal` says why.
       `paged_attention` with `cu_seqlens_q` may run as two calls; the one for sequences with a
       single query is in `single_queries`. If the call has a mask_mod whose arrays are not traced,
       `mask` has the shares of pairs that attend and that kernels compute, of the whole call; for
@@ -107,7 +110,8 @@ def explain(
     mask_mod = _known_mask_mod(call.arguments)
     if mask_mod is None:
         return found
-    return replace(found, mask=mask_share(LeadingCall.of(*calls[-1]).spec, mask_mod))
+    types, options = calls[-1]
+    return replace(found, mask=mask_share(whole_call(options, types).spec, mask_mod))
 
 
 def spec_of(**kwargs: Unpack[CallArguments[Shaped]]) -> AttentionSpec:

@@ -12,6 +12,7 @@ from attn_dispatch.flash import register as register_flash_calls
 from attn_dispatch.inspection import dropout_mask, explain
 from attn_dispatch.paged import paged_attention
 from attn_dispatch.settings import (
+    aiter_asm,
     context_parallel,
     fallback,
     rewrites,
@@ -34,6 +35,7 @@ __all__ = [
     "Explanation",
     "ProgramExplanation",
     "__version__",
+    "aiter_asm",
     "assert_kernels",
     "context_parallel",
     "dot_product_attention",

@@ -153,6 +153,12 @@ def _checked_context(strategy: object, name: str = "context_parallel") -> Contex
     return cast("ContextParallel", strategy)
 
 
+def _checked_bool(wanted: object, name: str) -> bool:
+    if not isinstance(wanted, bool):
+        raise ValueError(f"{name}: expected a bool, got {wanted!r}")
+    return wanted
+
+
 def checked_seconds(seconds: object, name: str = "seconds") -> float:
     """The seconds as a float; ValueError unless they are positive and finite."""
     if isinstance(seconds, int | float) and not isinstance(seconds, bool):
@@ -341,9 +347,23 @@ def rewrites(wanted: bool) -> Block:
     Raises:
       ValueError: for anything but a bool.
     """
-    if not isinstance(wanted, bool):
-        raise ValueError(f"rewrites: expected a bool, got {wanted!r}")
-    return Block("rewrites", lambda settings: replace(settings, rewrites=wanted))
+    checked = _checked_bool(wanted, "rewrites")
+    return Block("rewrites", lambda settings: replace(settings, rewrites=checked))
+
+
+def aiter_asm(wanted: bool) -> Block:
+    """Choose, within the block, whether AITER's hand-written ASM kernels may run calls.
+
+    Args:
+      wanted: True (the default) takes them wherever they run a call. False leaves their calls to
+        AITER's CK kernels, and to XLA where CK is not built or does not run them. The environment
+        variable ATTN_DISPATCH_AITER_ASM=0 means False outside such blocks.
+
+    Raises:
+      ValueError: for anything but a bool.
+    """
+    checked = _checked_bool(wanted, "aiter_asm")
+    return Block("aiter_asm", lambda settings: replace(settings, aiter_asm=checked))
 
 
 def scratch_limit(limit: int | str | None) -> Block:

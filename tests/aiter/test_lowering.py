@@ -84,9 +84,14 @@ def test_attn_dispatch_aiter_asm_switches_asm_kernels_off(monkeypatch):
         return attributes(calls_in(text)[aiter.FORWARD_TARGET][0])["use_asm"]
 
     assert use_asm() == "true"
+    with attn_dispatch.aiter_asm(False):
+        assert use_asm() == "false"
     monkeypatch.setenv("ATTN_DISPATCH_AITER_ASM", "0")
     assert use_asm() == "false"
-    assert "not asm: ATTN_DISPATCH_AITER_ASM=0" in str(explain(Q, KV, KV, target="gfx942"))
+    why = "not asm: ASM kernels are switched off (ATTN_DISPATCH_AITER_ASM=0)"
+    assert why in str(explain(Q, KV, KV, target="gfx942"))
+    with attn_dispatch.aiter_asm(True):
+        assert use_asm() == "true"
     monkeypatch.setenv("ATTN_DISPATCH_AITER_ASM", "no")
     with pytest.raises(ValueError, match="ATTN_DISPATCH_AITER_ASM: expected 0 or 1, got 'no'"):
         jax.jit(lambda q, k, v: attend(q, k, v)).trace(Q, KV, KV)

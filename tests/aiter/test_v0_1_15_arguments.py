@@ -76,6 +76,18 @@ def test_a_batch_of_rows_keeps_its_number_of_queries():
     assert {"seqlen_q 300", "max_seqlen_q 300", "cu_seqlen_q_ptr 0"} < set(records)
 
 
+@pytest.mark.parametrize("keys, is_group, mask", [(300, False, 1), (301, False, 2), (300, True, 2)])
+def test_the_diagonal_of_equal_lengths_is_the_top_left_one(keys: int, is_group: bool, mask: int):
+    """gfx950's kernel of the other one writes beyond the last key."""
+    call = replace(
+        grid.CALL, backward=True, is_group=is_group, mask="bottom_right", window_right=0,
+        seq_len_q=300, max_seq_len_q=300, seq_len_kv=keys, max_seq_len_kv=keys,
+    )  # fmt: skip
+    struct = struct_of(call, use_asm=True, accumulator="atomic_32", generation="v0.1.15")
+    _, records = capture("gfx950").run(struct)
+    assert f"mask_type {mask}" in records
+
+
 @ARCHS
 def test_aiter_is_asked_whether_it_takes_a_call(arch):
     for backward in (False, True):

@@ -69,6 +69,17 @@ def test_a_call_of_ck_is_xlas_and_says_why(emulator):
     assert emulator.calls("forward") == 0
 
 
+@pytest.mark.parametrize(
+    "options", [{"logits_soft_cap": 5.0}, {"sinks": jnp.ones(4)}], ids=["soft cap", "sinks"]
+)
+def test_what_asm_would_drop_is_in_values_and_gradients(emulator, options: dict[str, Any]):
+    with attn_dispatch.fallback("silent"):
+        got = value_and_gradients(*_arrays(), **options)
+        assert_close(got, value_and_gradients(*_arrays(), **options, implementation="xla"))
+    calls = emulator.calls("forward"), emulator.calls("backward")
+    assert calls == ((0, 0) if "logits_soft_cap" in options else (1, 1))
+
+
 def test_a_program_of_another_generation_is_refused(emulator):
     run = jax.jit(lambda *x: dot_product_attention(*x)).lower(*_arrays())
     emulator.set_generation("dev18")

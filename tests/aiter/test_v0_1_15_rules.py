@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons
-from attn_dispatch.aiter.release import Release, version_of
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import DISPATCH
 from attn_dispatch.aiter.rules_v0_1_15 import RULES, rules_of
+from attn_dispatch.devices.aiter_versions import version_of
+from attn_dispatch.settings import aiter_asm
 from tests.support.aiter_dispatch import grid
 from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.aiter_dispatch.launches import ARCHS, atomic_32
@@ -31,11 +33,9 @@ def test_asm_takes_the_calls_that_its_rules_allow(arch: str):
         struct = struct_of(
             call, use_asm=True, accumulator=atomic_32(call), generation=NEWEST.generation
         )
-        # A gradient's call has no field for the cap, so only the rules can refuse it.
-        is_capped_gradient = call.logits_soft_cap > 0 and call.backward
         takes = library.takes_asm(struct)
         expected = all(rule.source != DISPATCH for rule in rows)
-        assert takes == expected or is_capped_gradient, (call, rows)
+        assert takes == expected, (call, rows)
         counts["stricter" if takes and rows else "asm" if takes else "refused"] += 1
         reasons = not_supported_reasons(call, arch, NEWEST)
         assert [x.rule for x in reasons] == [rule.name for rule in rows]
@@ -74,12 +74,28 @@ def test_calls_that_dev18_gives_to_ck_run_on_asm(facts: dict[str, Any], archs: t
     assert all(kernel_for(call, arch).family == "ck" for arch in archs if call.head_dim == 128)
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_soft_cap_is_refused_in_both_directions(backward: bool):
+    """AITER would leave it out without a word."""
+    call = replace(grid.CALL, logits_soft_cap=30.0, backward=backward)
+    for arch in ("gfx942", "gfx950"):
+        (why,) = not_supported_reasons(call, arch, NEWEST)
+        assert str(why).startswith("ASM would ignore logits_soft_cap")
+
+
 def test_without_ck_a_reason_says_so():
     call = replace(grid.CALL, dropout_rate=0.1)
     (why,) = not_supported_reasons(call, "gfx942", NEWEST)
     assert str(why) == "no ASM kernel has dropout (this AITER is built without CK)"
     (why,) = not_supported_reasons(grid.split_calls()[0], "gfx942", NEWEST)
     assert str(why).endswith("only CK has split-KV kernels (this AITER is built without CK)")
+
+
+def test_without_ck_a_call_is_refused_where_asm_is_switched_off():
+    assert not_supported_reasons(grid.CALL, "gfx942", NEWEST) == ()
+    with aiter_asm(False):
+        (why,) = not_supported_reasons(grid.CALL, "gfx942", NEWEST)
+    assert str(why).endswith("(ATTN_DISPATCH_AITER_ASM=0) (this AITER is built without CK)")
 
 
 @pytest.mark.parametrize(
@@ -109,3 +125,28 @@ def test_versions_are_read_from_tags_and_wheels():
 def test_rules_of_a_release_have_distinct_names():
     names = [rule.name for rule in rules_of(Release("v0.1.15", (0, 1, 15)))]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "queries, keys, is_refused",
+    [
+        (300, 257, True), (300, 320, True), (100, 513, True), (300, 256, False), (300, 512, False),
+        (320, 320, False), (300, 200, False),
+    ],
+)  # fmt: skip
+def test_keys_beyond_whole_tiles_are_refused_from_the_bottom_right(
+    queries: int, keys: int, is_refused: bool
+):
+    lengths = {"seq_len_q": queries, "max_seq_len_q": queries}
+    lengths |= {"seq_len_kv": keys, "max_seq_len_kv": keys}
+    call = replace(grid.CALL, backward=True, **CAUSAL, **lengths)
+    (why,) = not_supported_reasons(call, "gfx950", NEWEST) or (None,)
+    assert (why is not None) == is_refused
+    assert why is None or str(why).startswith(f"backward with a bottom-right mask and {keys} keys")
+    others = (
+        replace(call, mask="top_left"), replace(call, mask="none", window_right=-1),
+        replace(call, is_group=True), replace(call, head_dim=192), replace(call, backward=False),
+    )  # fmt: skip
+    assert all(not not_supported_reasons(x, "gfx950", NEWEST) for x in others)
+    assert not not_supported_reasons(call, "gfx942", NEWEST)
+    assert kernel_for(call, "gfx950").family == "asm"  # dev18's kernel is right

@@ -6,27 +6,22 @@ import os
 
 os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import jax
 import pytest
 
-from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.release import Release
+from attn_dispatch.aiter.rules_v0_1_15 import BEYOND_KEYS
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case
-from tests.support import aiter_emulated
 from tests.support.aiter_check import Check
-from tests.support.aiter_v0_1_15 import build, library
-from tests.support.cdna import disassembler
+from tests.support.cdna import generations
 from tests.support.cdna.cases import CAUSAL, SCHEDULES, TIMED, case
-from tests.support.cdna.kernels import Gpu, files_by_name
-from tests.support.cdna.listings import machine
+from tests.support.cdna.kernels import Gpu
 from tests.support.cdna.machine import AT_ONCE, Schedule
 
-RELEASE = Release("v0.1.15", (0, 1, 20))
 GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 144), "kv_lengths": (160, 131)}
 CASES = (
     case("full"),
@@ -37,51 +32,22 @@ CASES = (
 )
 
 
-class _Gpu(Gpu):
-    """A GPU on which data that gfx942's dq_convert kernels read from LDS is there at once."""
-
-    waits = False
-    """Whether such data is late there too."""
-
-    def run_kernel(self, path: Path, sizes: Sequence[int], arguments: bytes) -> None:
-        before = self.schedule
-        if "dq_convert" in path.stem and not self.waits:
-            self.schedule = AT_ONCE
-        super().run_kernel(path, sizes, arguments)
-        self.schedule = before
+GpuOf = Callable[..., Gpu]
 
 
 @pytest.fixture
-def gpu_of(
-    monkeypatch: pytest.MonkeyPatch, without_rewrites: None
-) -> Iterator[Callable[[str], _Gpu]]:
+def gpu_of(without_rewrites: None) -> Iterator[GpuOf]:
     """A function that makes calls of AITER run on a GPU of an architecture."""
-    missing = build.missing_sources()
-    if missing or isinstance(disassembler.library(), str):
-        pytest.skip(f"missing: {missing or disassembler.library()}")
-    emulator = aiter_emulated.emulator()
-    monkeypatch.setattr(aiter_folder, "release", lambda arch: RELEASE)
-
-    def made(arch: str) -> _Gpu:
-        folder = build.sources()
-        assert folder is not None
-        emulator.reset()
-        emulator.set_arch(arch)
-        emulator.set_generation(RELEASE.generation)
-        files = files_by_name(folder / "hsa" / arch)
-        gpu = _Gpu(library.dispatch(arch), machine(), emulator, files=files)
-        emulator.set_server(gpu.serve)
-        return gpu
-
-    yield made
-    emulator.reset()
+    if missing := generations.missing("v0.1.15"):
+        pytest.skip(missing)
+    with ExitStack() as stack:
+        yield lambda arch, *lifted: stack.enter_context(generations.gpu_of("v0.1.15", arch, lifted))
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("call", CASES, ids=str)
-def test_kernels_agree_with_the_reference(call: Case, arch: str, gpu_of: Callable[[str], _Gpu]):
+def test_kernels_agree_with_the_reference(call: Case, arch: str, gpu_of: GpuOf):
     gpu = gpu_of(arch)
-    gpu.waits = arch == "gfx950"
     check = Check.of(call, parse(arch), gpu.emulator)
     lacks_barriers = arch == "gfx950" and call.is_causal
     for gpu.schedule in (TIMED,) if lacks_barriers else SCHEDULES:
@@ -92,7 +58,7 @@ def test_kernels_agree_with_the_reference(call: Case, arch: str, gpu_of: Callabl
         assert gpu.conflicts == [] or lacks_barriers, gpu.schedule
 
 
-def test_missing_wait_of_gfx942(gpu_of: Callable[[str], _Gpu]):
+def test_missing_wait_of_gfx942(gpu_of: GpuOf):
     """dq_convert reads LDS, passes a barrier, and stores what it read with no s_waitcnt between."""
     gpu = gpu_of("gfx942")
     gpu.waits = True
@@ -101,3 +67,24 @@ def test_missing_wait_of_gfx942(gpu_of: Callable[[str], _Gpu]):
         jax.errors.JaxRuntimeError, match=r"dq_convert.*v16 is used before its load"
     ):
         Check.of(case("wait"), parse("gfx942"), gpu.emulator).errors()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gfx950_writes_beyond_the_last_key_from_the_bottom_right(dtype: str, gpu_of: GpuOf):
+    """A tile of keys moves the base of dk and dv, whose NUM_RECORDS stays that of the array.
+
+    Without our rule; it leaves calls in which no tile ends there. With equal lengths the adapter
+    asks for the other diagonal's kernel.
+    """
+    facts: dict[str, Any] = {"dtype": dtype, "n": 1, **CAUSAL}
+    gpu = gpu_of("gfx950", BEYOND_KEYS.name)
+    gpu.schedule = AT_ONCE
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"causal_br_a32.* is in no buffer"):
+        Check.of(case("beyond", t=290, s=300, **facts), parse("gfx950"), gpu.emulator).errors()
+    gpu = gpu_of("gfx950")
+    gpu.schedule = TIMED
+    for t, s, kernel in ((290, 512, "causal_br"), (200, 256, "causal_br"), (300, 300, "causal")):
+        gpu.ran = []
+        check = Check.of(case(f"within {t} {s}", t=t, s=s, **facts), parse("gfx950"), gpu.emulator)
+        assert max(check.errors().values()) <= 1
+        assert any(f"{kernel}_a32" in x for x in gpu.ran), gpu.ran

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch import aiter
+from attn_dispatch import aiter, xla
 from attn_dispatch.aiter import arrays as aiter_arrays
 from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter.call import AiterCall, call_of
@@ -162,7 +162,7 @@ def _program(case: Case, device: Device, gradients: tuple[str, ...]) -> Any:
     @jax.jit
     def both(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
         operands = in_pages(case, given) if case.page else given
-        out, lse = _call(aiter.forward, _options_of(case, forward_options), operands, device)
+        out, lse = _forward(_options_of(case, forward_options), operands, device)
         if not gradients:
             return {"out": out, "lse": lse}
         residuals = {"out": out + given["out"], "lse": lse + given["lse"]}
@@ -170,6 +170,14 @@ def _program(case: Case, device: Device, gradients: tuple[str, ...]) -> Any:
         return {"out": out, "lse": lse, **dict(zip(gradients, results, strict=True))}
 
     return both
+
+
+def _forward(options: Any, operands: Any, device: Device) -> tuple[Any, ...]:
+    """The forward pass, which is XLA's where AITER runs the backward pass alone."""
+    spec = spec_of(options, operands)
+    if aiter.not_supported_reasons(spec, device) and not xla.not_supported_reasons(spec, device):
+        return xla.forward(spec, device, operands)
+    return _call(aiter.forward, options, operands, device)
 
 
 def _call(function: Any, options: Any, operands: Any, device: Device) -> tuple[Any, ...]:

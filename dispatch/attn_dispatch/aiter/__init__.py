@@ -36,6 +36,7 @@ from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
+from attn_dispatch.aiter.widths import widened
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
@@ -62,8 +63,9 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     """Every limit of this version and of AITER's kernels that the call exceeds."""
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
-        release = aiter_folder.release(device.arch)
-        reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch, release)
+        release = aiter_folder.release_for(device)
+        call = widened(call_of(spec), device.arch, release)
+        reasons += aiter_kernels.not_supported_reasons(call, device.arch, release)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -213,13 +215,14 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
 def _sequences(
     spec: AttentionSpec, device: Device, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> Sequences:
-    as_sums = aiter_folder.release(device.arch).takes_prefix_sums
+    as_sums = aiter_folder.release_for(device).takes_prefix_sums
     return Sequences.of(spec, call, operands, as_prefix_sums=as_sums)
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
-    call = call_of(spec)
-    return call, aiter_kernels.kernel_for(call, device.arch, aiter_folder.release(device.arch))
+    release = aiter_folder.release_for(device)
+    call = widened(call_of(spec), device.arch, release)
+    return call, aiter_kernels.kernel_for(call, device.arch, release)
 
 
 def _call(
@@ -243,7 +246,7 @@ def _attributes(
     """The custom call's attributes, name for name as ATTN_AITER_SPEC of rocm_backend/spec.h."""
     return {
         "arch": device.arch,
-        "generation": aiter_folder.release(device.arch).generation,
+        "generation": aiter_folder.release_for(device).generation,
         "max_seq_len_q": np.int64(call.max_seq_len_q),
         "max_seq_len_kv": np.int64(call.max_seq_len_kv),
         "has_gaps": call.has_gaps,

@@ -8,7 +8,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_dispatch.aiter.release import DEV18, GENERATIONS, Release, version_of
+from attn_dispatch.aiter.release import DEV18, GENERATIONS, Release
+from attn_dispatch.devices.aiter_versions import version_of
+from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, user_folders
 
 GENERATION = DEV18.generation
@@ -70,6 +72,15 @@ def release(arch: str) -> Release:
     if build is None or build.generation not in GENERATIONS:
         return DEV18
     return Release(build.generation, version_of(build.wheel_version) or DEV18.version)
+
+
+def release_for(device: Device) -> Release:
+    """The release of AITER by which a device's calls are planned."""
+    if device.library is None:
+        return release(device.arch)
+    version = version_of(device.library[1])
+    assert version is not None
+    return DEV18 if version == DEV18.version else Release(GENERATIONS[0], version)
 
 
 def version() -> str:

@@ -66,7 +66,7 @@ def not_supported_reasons(
     if release.has_ck:
         return _reasons(_rules_of(call), call, arch)
     rules = (_SPLIT_KV,) if call.is_split else rules_v0_1_15.rules_of(release)
-    return tuple(x.where(_NO_CK) for x in _reasons(rules, call, arch))
+    return tuple(x.where(NO_CK) for x in _reasons(rules, call, arch))
 
 
 def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
@@ -85,7 +85,7 @@ def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
     return Kernel("asm", name, _NEAREST_EVEN, "split", ())
 
 
-_NO_CK = "this AITER is built without CK"
+NO_CK = "this AITER is built without CK"
 _SPLIT_KV = KernelRule(
     "aiter/asm_split_kv",
     "forward",

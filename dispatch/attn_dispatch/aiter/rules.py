@@ -117,7 +117,8 @@ _WINDOW = "window ({window_left}, {window_right})"
 
 ASM_RULES = (
     KernelRule("aiter/asm_off", "both", _BOTH, lambda c: not settings.current().aiter_asm,
-        f"{settings.AITER_ASM}=0", "docs/settings.md", f"unset {settings.AITER_ASM}"),
+        f"ASM kernels are switched off ({settings.AITER_ASM}=0)", "docs/settings.md",
+        f"unset {settings.AITER_ASM}"),
     KernelRule("aiter/asm_bias", "both", _BOTH,
         lambda c: c.bias == "bias", "no ASM kernel has a bias", DISPATCH),
     KernelRule("aiter/asm_alibi", "both", _BOTH,

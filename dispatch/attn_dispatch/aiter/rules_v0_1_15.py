@@ -47,10 +47,43 @@ def _changed(rule: KernelRule) -> KernelRule:
     return replace(rule, source=source, **_CHANGED.get(rule.name, {}))
 
 
+_KEYS_OF_A_TILE = 256  # of gfx950's causal backward kernels
+
+
+def _writes_beyond_keys(call: AiterCall) -> bool:
+    """Whether the second or a later tile of keys ends beyond the last key.
+
+    Where the lengths are equal, the adapter asks for the other diagonal's kernel.
+    """
+    keys = call.seq_len_kv
+    is_bottom_right = call.is_causal and call.mask == "bottom_right" and not call.is_group
+    is_128 = call.head_dim == call.head_dim_v and 64 < call.head_dim <= 128
+    ends_beyond = keys > _KEYS_OF_A_TILE and keys % _KEYS_OF_A_TILE != 0
+    return is_bottom_right and is_128 and ends_beyond and call.seq_len_q != keys
+
+
+BEYOND_KEYS = KernelRule(
+    "aiter/asm_backward_beyond_keys", "backward", ("gfx950",), _writes_beyond_keys,
+    f"backward with a bottom-right mask and {{seq_len_kv}} keys: the kernel writes beyond the last "
+    f"one where they are more than {_KEYS_OF_A_TILE} and no multiple of it",
+    "docs/proof.md; tests/cdna/test_defects.py",
+)  # fmt: skip
+"""v0.1.15 to v0.1.20: the tile's offset is added to the buffer's base and its size left as it is,
+so that no store is out of range."""
+
+SOFT_CAP_GRADIENT = KernelRule(
+    "aiter/asm_soft_cap_gradient", "backward", ("gfx942", "gfx950"),
+    lambda c: c.logits_soft_cap > 0, "ASM would ignore logits_soft_cap",
+    "no field of mha_bwd_args has it",
+)  # fmt: skip
+"""Of dev18 CK's rules refuse it, for ASM too."""
+
 _FORWARD_192 = "forward with head dims (192, 128)"
 
 RULES = (
     *(_changed(rule) for rule in ASM_RULES if rule.name not in _NO_LONGER),
+    BEYOND_KEYS,
+    SOFT_CAP_GRADIENT,
     OVER_INT32,
     OVER_GRID,
 )

@@ -32,6 +32,8 @@ class DeviceShare:
     """How devices exchange keys, if rows and keys stay where they are."""
     strategies: tuple[Cost, ...] = ()
     """If query is sharded along its length: what each strategy would cost, as modelled."""
+    refusal: str = ""
+    """Why no strategy can run a call with `context_axis`: NotImplementedError says the same."""
 
     def __str__(self) -> str:
         return self.text

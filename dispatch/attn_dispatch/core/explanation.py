@@ -101,7 +101,11 @@ class Explanation:
             ]
         if self.mask is not None:
             lines.extend(wrapped("mask_mod  ", str(self.mask)))
-        for direction, found in (("forward", self.forward), ("backward", self.backward)):
+        directions = (("forward", self.forward), ("backward", self.backward))
+        if self.share is not None and self.share.refusal:
+            lines += wrapped("refused   ", self.share.refusal)
+            directions = ()
+        for direction, found in directions:
             for verdict in found:
                 lines += verdict_lines(f"{direction:<9} ", verdict, width, codes=codes)
         if self.single_queries is not None:
@@ -183,14 +187,17 @@ def explain_specs(
     share: DeviceShare | None = None,
 ) -> Explanation:
     """The explanation of a call that is lowered to these two; None is a direction without one."""
-    return Explanation(
-        call=call,
-        device=device,
-        versions=_versions(device),
-        forward=() if forward is None else verdicts_on(forward, device),
-        backward=() if backward is None else verdicts_on(backward, device),
-        share=share,
-    )
+
+    def verdicts(spec: AttentionSpec | None) -> tuple[Verdict, ...]:
+        if spec is None:
+            return ()
+        if share is not None and share.refusal:
+            reasons = (Reason("context/no_strategy", text=share.refusal),)
+            return tuple(Verdict(name, reasons, None) for name in select.names())
+        return verdicts_on(spec, device)
+
+    forward_verdicts, backward_verdicts = map(verdicts, (forward, backward))
+    return Explanation(call, device, _versions(device), forward_verdicts, backward_verdicts, share)
 
 
 def _versions(device: Device) -> tuple[tuple[str, str], ...]:

@@ -15,6 +15,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.context import keys
 from attn_dispatch.core.context.choice import modelled
 from attn_dispatch.core.context.cost import Cost
+from attn_dispatch.core.context.in_shard_map import Exchange, whole_call
 from attn_dispatch.core.context.strategies import Spread
 from attn_dispatch.core.device_share import DeviceShare, device_spec, received_bytes
 from attn_dispatch.core.explicit_axes import explicit_shards
@@ -41,8 +42,10 @@ def of_one_device(
       find_sketch: returns how Auto axes split the calls of the program, if it is for several
         devices.
     """
-    whole = LeadingCall.of(types, options)
     mesh = types[0].sharding.mesh
+    if options.meaning.context is not None:
+        return _in_shard_map(types, options, mesh)
+    whole = LeadingCall.of(types, options)
     kinds = set(mesh.axis_types)
     # As in primitive.py, which lowers the call: types show how it is split, if no axis is Auto.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
@@ -67,6 +70,23 @@ def of_one_device(
     return spec, share
 
 
+def _in_shard_map(
+    types: Sequence[ShapedArray], options: AttentionOptions, mesh: Mesh | AbstractMesh
+) -> tuple[AttentionSpec, DeviceShare]:
+    """The same of a call with `context_axis`; if no strategy can run it, the whole call."""
+    manual, others = _of_kind(mesh, AxisType.Manual), other_axes(mesh)
+    try:
+        exchange = Exchange.of(options, types, mesh)
+    except NotImplementedError as error:
+        text = f"the whole call, in a shard_map over {_named(manual)}"
+        return whole_call(options, types).spec, DeviceShare(text, manual, refusal=str(error))
+    spec, share = _part(exchange.call, exchange.shards, exchange.specs, manual)
+    if others is not None:
+        along = _named(_whole(others.shape))
+        share = replace(share, text=f"{share}; how XLA splits it along {along} is not known")
+    return spec, share
+
+
 def _part(
     call: LeadingCall,
     shards: Shards,
@@ -78,6 +98,7 @@ def _part(
     split = _whole({axis: sizes[axis] for axis in axes})
     idle = _whole({axis: size for axis, size in sizes.items() if axis not in axes})
     where = [f"in a shard_map over {_named(manual)}"] if manual else []
+    split = tuple(x for x in split if x not in manual)
     where += [f"split along {_named(split)}"] if split else []
     notes = [f"one device's part, {', '.join(where)}"] if where else []
     notes += [f"all devices along {_named(idle)} compute the same"] if idle else []

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_dispatch.aiter.release import OLDEST, Version, text_of, version_of
+from attn_dispatch.aiter.release import text_of
+from attn_dispatch.devices.aiter_versions import OLDEST, Version, version_of
 from attn_dispatch_tools.build_aiter.errors import BuildError
 
 RECOMMENDED: Version = (0, 1, 19)
 
 _MAIN = Path("csrc", "cpp_itfs", "mha_bwd.cu")
+_FORWARD = Path("csrc", "cpp_itfs", "mha_fwd.cu")
 _HEADER = Path("csrc", "include", "mha_bwd.h")
+_KERNEL = Path("hsa", "gfx950", "fmha_v3_fwd", "fwd_hd192_hd128_bf16_causal.co")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What shows that sources are of a version or newer."""
+
+    since: Version
+    path: Path
+    pattern: str = ""
+    """What the file holds since that version."""
+    older: tuple[str, ...] = ()
+    """Or the first digits of the file's SHA-256 in the versions before."""
+
+    def is_in(self, root: Path) -> bool:
+        """Whether the sources are of that version or newer."""
+        content = (root / self.path).read_bytes()
+        if self.older:
+            return not hashlib.sha256(content).hexdigest().startswith(self.older)
+        return re.search(self.pattern.encode(), content) is not None
+
+
+MARKS = (
+    Mark(OLDEST, _HEADER, r"\bworkspace_alloc\b"),
+    Mark((0, 1, 16), _MAIN, r"\bKernelArgBufferWriter\b"),
+    Mark((0, 1, 18), _KERNEL, older=("56c5bd819b77", "6014f564d120")),
+    Mark((0, 1, 19), _FORWARD, r"\bhdim_q == 256\b"),
+)
+"""v0.1.17 differs from v0.1.16, and v0.1.20 from v0.1.19, in nothing that is built here."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +87,38 @@ def find(folder: Path, version: str | None = None) -> Checkout:
             f"the version of AITER in {root} is not known (found {text or 'none'!r}); give it with "
             "--aiter-version, for example 0.1.19"
         )
-    if number >= OLDEST and not _asks_for_scratch(root):
-        raise BuildError(
-            f"{root} is called AITER {text}, but {_HEADER} there is not that of {text_of(OLDEST)} "
-            "or newer: expected a whole checkout"
-        )
     if number < OLDEST:
         raise BuildError(
             f"{root} is AITER {text}, and this needs {text_of(OLDEST)} or newer, better "
             f"{text_of(RECOMMENDED)}; without --aiter, build-aiter builds the release from PyPI"
         )
+    _check_marks(root, text, number, is_given=version is not None)
     return Checkout(text, number, root.resolve())
+
+
+def _check_marks(root: Path, text: str, number: Version, *, is_given: bool) -> None:
+    """Refuse sources that are not of their version.
+
+    A checkout between two releases has the version of the older one, and may have what the newer
+    one brought. A version that is given must be that of the sources.
+    """
+    for mark in MARKS:
+        since = text_of(mark.since)
+        if not (root / mark.path).is_file():
+            if mark.path.parts[0] == "hsa":
+                continue  # a folder without the kernels of that architecture
+            raise BuildError(f"{root} lacks {mark.path}: expected a whole checkout of AITER {text}")
+        is_newer = mark.is_in(root)
+        if number >= mark.since and not is_newer:
+            raise BuildError(
+                f"{root} is called AITER {text}, but {mark.path} there is older than that of "
+                f"{since}: expected the version of these sources"
+            )
+        if is_given and number < mark.since and is_newer:
+            raise BuildError(
+                f"{root} is called AITER {text}, but {mark.path} there is that of {since} or "
+                "newer: expected the version of these sources"
+            )
 
 
 def _wheel_version(root: Path) -> str:
@@ -85,11 +138,3 @@ def _git_version(root: Path) -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 and (root / ".git").exists() else ""
-
-
-def _asks_for_scratch(root: Path) -> bool:
-    """Whether mha_bwd asks its caller for scratch, as it does since v0.1.15."""
-    header = root / _HEADER
-    return header.is_file() and bool(
-        re.search(r"\bworkspace_alloc\b", header.read_text(encoding="utf-8", errors="replace"))
-    )

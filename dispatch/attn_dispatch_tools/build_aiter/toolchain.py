@@ -29,6 +29,8 @@ class Toolchain:
     """Whether the result must not be run, because the headers are not those of a real ROCm."""
     unknown_flags: tuple[str, ...] = ()
     """AITER's flags that this compiler does not know. They are left out."""
+    hip: tuple[int, ...] = ()
+    """hipcc's version of HIP; empty without hipcc."""
 
 
 def find(arch: str, work: Path) -> Toolchain:
@@ -69,7 +71,7 @@ def _rocm(hipcc: str, arch: str, work: Path) -> Toolchain:
         wanted = flags.without_amd_only(wanted)
     command = (hipcc, "-x", "hip", f"--offload-arch={arch}")
     known, unknown = _known_flags(command, wanted, work)
-    return Toolchain(name, (*command, *known), (hipcc,), False, unknown)
+    return Toolchain(name, (*command, *known), (hipcc,), False, unknown, version)
 
 
 def _clang(arch: str, work: Path) -> Toolchain:

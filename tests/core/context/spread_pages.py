@@ -114,7 +114,7 @@ def drawn(rng: np.random.Generator) -> Drawn:
     if rng.random() < 0.3:
         options["logits_soft_cap"] = 2.0
     kind = AxisType.Explicit if rng.random() < 0.5 else AxisType.Auto
-    invalid = _spoil(rng, arrays, size) if rng.random() < 0.3 else []
+    invalid = _spoil(rng, arrays, int(size)) if rng.random() < 0.3 else []
     sizes = {"data": int(data), "tensor": int(tensor), "pool": int(pool)}
     return Drawn(sizes, kind, arrays, options, is_combined, invalid)
 
@@ -226,7 +226,9 @@ def of_case(name: str, attend: Callable[..., Any], pool: P, queries: int) -> dic
     rng = np.random.default_rng(1)
     pages = 16 if name == "gathered, few pages" else 64
     shapes = {"query": (4, queries, 4, H), "key_pages": (pages, 6, 2, H)}
-    given = {x: rng.standard_normal(y).astype(np.float32) for x, y in shapes.items()}
+    given: dict[str, Any] = {
+        x: rng.standard_normal(y).astype(np.float32) for x, y in shapes.items()
+    }
     given["value_pages"] = given["key_pages"][::-1]
     given["page_table"] = rng.integers(0, pages, (4, 7)).astype(np.int32)
     given["key_value_seq_lengths"] = np.array([42, 31, 20, 25], np.int32)

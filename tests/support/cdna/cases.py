@@ -115,9 +115,12 @@ def drawn(seed: int) -> tuple[str, Case, Schedule]:
         f"drawn {seed}", b=int(random.integers(1, 3)), t=t, s=s, n=groups * kv_heads, k=kv_heads,
         h=head_dim, dtype=str(random.choice(("bfloat16", "float16"))), **mask,
     )  # fmt: skip
+    return arch, call, drawn_schedule(random)
+
+
+def drawn_schedule(random: np.random.Generator) -> Schedule:
     landing = _LANDINGS[random.integers(3)]
-    schedule = Schedule(
+    return Schedule(
         landing, seed=int(random.integers(1, 1000)), quantum=int(random.integers(1, 400)),
         conflicts=True, registers=landing == "late", fill=NAN,
     )  # fmt: skip
-    return arch, call, schedule

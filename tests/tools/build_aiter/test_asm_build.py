@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import hashlib
 import re
 import shutil
 import subprocess
@@ -14,12 +15,24 @@ import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import DEV18, Release
+from attn_dispatch.devices.aiter_versions import version_of
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.build_aiter import asm_tables, checkout, command, toolchain
 from attn_dispatch_tools.build_aiter.errors import BuildError
 from tests.support import fake_aiter
+from tests.support.aiter_v0_1_15 import build
 from tests.support.fake_aiter import needs_ninja
-from tests.support.fake_aiter_checkout import make_checkout, make_wheel
+from tests.support.fake_aiter_checkout import (
+    FILES,
+    FILES_V0_1_17,
+    NO_ROWS,
+    make_checkout,
+    make_wheel,
+)
+
+REAL = build.sources()
+needs_real = pytest.mark.skipif(REAL is None, reason="needs ATTN_DISPATCH_AITER_DIR")
+_TABLES = "hsa/gfx942/fmha_v3_"
 
 
 @pytest.fixture
@@ -45,7 +58,7 @@ def test_the_version_of_a_checkout_is_its_tag(aiter: Path):
     for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "x"), ("tag", "v0.1.19")):
         subprocess.run(["git", "-C", str(aiter), *who, *words], check=True)
     assert checkout.find(aiter).version == (0, 1, 19)
-    assert checkout.find(aiter, "0.1.18").version == (0, 1, 18)
+    assert checkout.find(aiter, "0.1.20").version == (0, 1, 20)
 
 
 REFUSED = {
@@ -64,10 +77,65 @@ def test_sources_that_cannot_be_built_are_refused(
         checkout.find(tmp_path if version is None else aiter, version)
 
 
-def test_sources_that_are_older_than_their_version_says_are_refused(aiter: Path):
-    (aiter / "csrc/include/mha_bwd.h").write_text("void* dq_acc_ptr;")
-    with pytest.raises(BuildError, match=r"called AITER 0\.1\.19, but .*mha_bwd\.h there is not"):
+MARKS = {
+    "v0.1.15": ("csrc/include/mha_bwd.h", "void* dq_acc_ptr;"),
+    "v0.1.16": ("csrc/cpp_itfs/mha_bwd.cu", "struct fmha_bwd_odo_args"),
+    "v0.1.19": ("csrc/cpp_itfs/mha_fwd.cu", "a.hdim_q == 192"),
+}
+
+
+@pytest.mark.parametrize("since", MARKS)
+def test_sources_that_are_older_than_their_version_says_are_refused(aiter: Path, since: str):
+    name, text = MARKS[since]
+    (aiter / name).write_text(text)
+    message = rf"called AITER 0\.1\.20, but {name} there is older than that of {since}"
+    with pytest.raises(BuildError, match=message):
+        checkout.find(aiter, "0.1.20")
+
+
+def test_sources_that_are_newer_than_the_version_that_is_given_are_refused(aiter: Path):
+    message = r"called AITER 0\.1\.18, but .*mha_fwd\.cu there is that of v0\.1\.19 or newer"
+    with pytest.raises(BuildError, match=message):
+        checkout.find(aiter, "0.1.18")
+
+
+def test_sources_after_the_last_tag_may_be_newer_than_it(tmp_path: Path):
+    assert checkout.find(make_wheel(tmp_path, "0.1.18")).version == (0, 1, 18)
+
+
+def test_kernels_that_are_older_than_their_version_are_refused(aiter: Path):
+    kernel = aiter / "hsa/gfx950/fmha_v3_fwd/fwd_hd192_hd128_bf16_causal.co"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"newer")
+    assert checkout.find(aiter, "0.1.19").version == (0, 1, 19)
+    (mark,) = (x for x in checkout.MARKS if x.older)
+    old = dataclasses.replace(mark, older=(hashlib.sha256(b"newer").hexdigest()[:12],))
+    assert not old.is_in(aiter)
+
+
+def test_a_checkout_without_a_file_is_refused_by_its_name(aiter: Path):
+    (aiter / "csrc/cpp_itfs/mha_fwd.cu").unlink()
+    with pytest.raises(BuildError, match=r"lacks csrc/cpp_itfs/mha_fwd\.cu: expected a whole"):
         checkout.find(aiter, "0.1.19")
+
+
+@needs_real
+def test_each_version_of_the_real_sources_is_known(tmp_path: Path):
+    """The folder's name is its version; each of the others that differs is refused."""
+    assert REAL is not None
+    text = REAL.name.removeprefix("v")
+    found = checkout.find(REAL, text)
+    for other in ("0.1.15", "0.1.17", "0.1.18", "0.1.20"):
+        marks = {x.since for x in checkout.MARKS}
+        given = version_of(other)
+        assert given is not None
+        if {x for x in marks if x <= given} == {x for x in marks if x <= found.version}:
+            checkout.find(REAL, other)
+            continue
+        with pytest.raises(BuildError, match="expected the version of these sources"):
+            checkout.find(REAL, other)
+    for arch in aiter_folder.ARCHS:
+        asm_tables.write(REAL / "hsa", arch, tmp_path / arch)
 
 
 def test_version_without_a_folder_is_refused():
@@ -80,7 +148,7 @@ def test_version_without_a_folder_is_refused():
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_tables_hold_the_rows_of_one_architecture(aiter: Path, tmp_path: Path):
-    assert asm_tables.write(aiter / "hsa", "gfx942", tmp_path) == 3
+    assert asm_tables.write(aiter / "hsa", "gfx942", tmp_path) == 5
     source = tmp_path / "table.cc"
     source.write_text(
         '#include "asm_fmha_v3_fwd_configs.hpp"\n'
@@ -102,9 +170,9 @@ def test_tables_hold_the_rows_of_one_architecture(aiter: Path, tmp_path: Path):
     assert file(b"gfx942_ZN5aiter3oneE") == b"another"
     assert file(b"gfx950_ZN5aiter3twoE") is None
     text = (tmp_path / "asm_fmha_v3_bwd_configs.hpp").read_text()
-    # A table without rows is there, and a row without a column has 0.
+    # A table without rows is there.
     assert re.search(r"cfg_fmha_bwd_dq_shuffle = \{\s*\};", text)
-    assert '"fp16", 64, 64, 0, 128}' in text
+    assert '"fp16", 64, 64, 0, 0, 0, 0, 0, 0, 0, 128}' in text
 
 
 @pytest.mark.parametrize(
@@ -114,6 +182,33 @@ def test_a_table_that_is_not_known_is_refused(aiter: Path, tmp_path: Path, row: 
     path = aiter / "hsa/gfx942/fmha_v3_fwd/fmha_fwd.csv"
     path.write_text(path.read_text() + row + "\n")
     with pytest.raises(BuildError, match=r"not known here|no table of ASM kernels"):
+        asm_tables.write(aiter / "hsa", "gfx942", tmp_path)
+
+
+PARTS = {
+    "no forward table": (("fwd/fmha_fwd.csv",), None, r"fmha_v3_fwd has no table"),
+    "one backward table": (
+        tuple(f"bwd/fmha_bwd_{x}.csv" for x in ("odo", "dq_convert", "dq_shuffle")), None,
+        r"bwd lacks fmha_bwd_dq_convert\.csv, fmha_bwd_dq_shuffle\.csv, fmha_bwd_odo\.csv: exp",
+    ),
+    "garbage": (("bwd/fmha_bwd_odo.csv",), "garbage\n\x00", r"odo\.csv is no table .* the columns"),
+    "empty": (("bwd/fmha_bwd_odo.csv",), "", r"fmha_bwd_odo\.csv is no table .* the columns dtype"),
+    "no rows": (("bwd/fmha_bwd_odo.csv",), NO_ROWS, r"fmha_bwd_odo\.csv names no kernel"),
+    "no number": (("bwd/fmha_bwd_odo.csv",), NO_ROWS + "fp16" + 11 * "," + "a,odo.co", "not known"),
+    "fewer rows": (("fwd/fmha_fwd.csv",), FILES[f"{_TABLES}fwd/fmha_fwd.csv"].split("//")[0],
+                   r"its tables lack 1 of the 2 ASM kernels there: two\.co"),
+    "a kernel": (("bwd/odo.co",), None, r"lacks 1 of the 3 ASM kernels in its tables: odo\.co"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names, text, message", PARTS.values(), ids=PARTS)
+def test_a_folder_with_a_part_of_the_tables_is_refused(
+    aiter: Path, tmp_path: Path, names: tuple[str, ...], text: str | None, message: str
+):
+    for name in names:
+        path = aiter / (_TABLES + name)
+        path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(BuildError, match=message):
         asm_tables.write(aiter / "hsa", "gfx942", tmp_path)
 
 
@@ -136,7 +231,7 @@ def _run(*words: str) -> None:
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A compiler that only logs; its log."""
     tools, log = fake_aiter.make_toolchain(tmp_path)
-    tools = dataclasses.replace(tools, compile_check_only=False)
+    tools = dataclasses.replace(tools, compile_check_only=False, hip=(6, 2, 41133))
     monkeypatch.setattr(toolchain, "find", lambda arch, work: tools)
     return log
 
@@ -146,6 +241,7 @@ def test_the_command_builds_one_library(
     aiter: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     out = tmp_path / "out"
+    make_checkout(aiter, FILES_V0_1_17)
     words = ("--arch", "gfx942", "--aiter", str(aiter), "--aiter-version", "0.1.17")
     _run(*words, "--out", str(out))
     folder = out / "gfx942"
@@ -153,7 +249,7 @@ def test_the_command_builds_one_library(
     record = aiter_folder.read(folder)
     assert record is not None and not record.compile_check_only
     assert (record.generation, record.wheel_version, record.asm_kernels) == (
-        "v0.1.15", "0.1.17", 4
+        "v0.1.15", "0.1.17", 6
     )  # fmt: skip
     objects = compiler.read_text().split()
     assert {"mha_fwd.o", "mha_bwd.o", "aiter_adapter.o", "aiter_v0_1_15_device.o"} < set(objects)
@@ -172,30 +268,29 @@ def test_what_an_older_version_lacks_is_printed(
     aiter: Path, compiler: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (aiter / "hsa/gfx942").rename(aiter / "hsa/gfx950")
+    tables = aiter / "hsa/gfx950/fmha_v3_bwd"
+    shutil.copy(tables / "fmha_bwd_odo.csv", tables / "fmha_bwd_dq_shuffle.csv")  # needs a row
     words = ("--arch", "gfx950", "--aiter", str(aiter), "--out", str(tmp_path / "out"))
+    make_checkout(aiter, FILES_V0_1_17)
     _run(*words, "--aiter-version", "0.1.17")
     printed = capsys.readouterr().out
     assert "forward with head dims (192, 128) needs AITER v0.1.18 or newer" in printed
     assert "AITER v0.1.19 or newer is recommended" in printed
+    (aiter / "csrc/cpp_itfs/mha_fwd.cu").write_text("a.hdim_q == 256")
     _run(*words, "--aiter-version", "0.1.19")
     printed = capsys.readouterr().out
     assert "needs" not in printed and "recommended" not in printed
 
 
 @needs_ninja
-def test_a_missing_kernel_stops_the_build(aiter: Path, compiler: Path, tmp_path: Path):
-    """AITER would fail when a call needs it."""
-    (aiter / "hsa/gfx942/fmha_v3_bwd/odo.co").unlink()
-    with pytest.raises(SystemExit, match=r"lacks 1 of the 3 ASM kernels in its tables: odo\.co"):
-        _run("--arch", "gfx942", "--aiter", str(aiter), "--aiter-version", "0.1.19",
-             "--out", str(tmp_path / "out"))  # fmt: skip
-
-
-@needs_ninja
-def test_without_rocm_nothing_is_built(aiter: Path, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("hip", [(), (6, 1, 40093)])
+def test_without_a_new_enough_rocm_nothing_is_built(
+    aiter: Path, tmp_path: Path, monkeypatch, hip: tuple[int, ...]
+):
     tools, _ = fake_aiter.make_toolchain(tmp_path)
+    tools = dataclasses.replace(tools, compile_check_only=not hip, hip=hip)
     monkeypatch.setattr(toolchain, "find", lambda arch, work: tools)
-    with pytest.raises(SystemExit, match=r"needs ROCm 6\.2 or newer to compile"):
+    with pytest.raises(SystemExit, match=r"needs ROCm 6\.2 or newer, and this is"):
         _run("--arch", "gfx942", "--aiter", str(aiter), "--aiter-version", "0.1.19",
              "--out", str(tmp_path / "out"))  # fmt: skip
 

@@ -14,7 +14,8 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
+from jax.core import ShapedArray
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.context import Context
@@ -50,7 +51,7 @@ def results(
     Raises:
       NotImplementedError: no strategy can run the call; the message has every reason.
     """
-    exchange = Exchange.of(options, operands)
+    exchange = Exchange.of(options, operands, jax.sharding.get_abstract_mesh())
     named = zip(options.operands, vary_alike(operands), strict=True)
     parts = [exchange.to_parts(name, x) for name, x in named]
     found = shard_call(bind, exchange.call, exchange.shards, parts, summed=exchange.summed)
@@ -69,34 +70,44 @@ class Exchange:
     """How it is split."""
 
     @staticmethod
-    def of(options: AttentionOptions, operands: Sequence[jax.Array]) -> Exchange:
-        """The exchange for a call with these operands of one device.
+    def of(
+        options: AttentionOptions,
+        operands: Sequence[jax.Array | ShapedArray],
+        mesh: Mesh | AbstractMesh,
+    ) -> Exchange:
+        """The exchange for a call with these operands of one device, in a shard_map of this mesh.
 
         Raises:
           NotImplementedError: as `results`.
         """
         context = options.meaning.context
         assert context is not None
-        own = LeadingCall.of(operands, options).operands
-        *leading, rows, _, _ = own[0].shape
-        call = LeadingCall(
-            without_context(options),
-            tuple(_whole(x, context.devices, rows, len(leading)) for x in own),
-        )
-        sizes = {axis: lax.axis_size(axis) for axis in context.axes}
+        call = whole_call(options, operands)
+        sizes = {axis: mesh.shape[axis] for axis in context.axes}
         spread = P(*(None for _ in call.dims), context.axes)
         shards = split(call, sizes, spread, spread, context=context)
         if shards.unused:
             raise NotImplementedError(_refusal(call, context))
         stays = not (shards.heads or any(shards.leading)) and shards.strategy != "gather"
         stays = stays and len(call.dims) == 1  # folding batch dims would reshape sharded ones
-        if not stays and (explicit := _explicit_axes()):
+        if not stays and (explicit := _explicit_axes(mesh)):
             raise NotImplementedError(
                 f"in a shard_map over {context.axes} whose other axes {explicit} are Explicit, "
                 "only rings and halos with one batch dim are possible: make the shard_map manual "
                 "over all axes, or the others Auto"
             )
         return Exchange(context, call, shards)
+
+    @property
+    def specs(self) -> dict[str, P]:
+        """How the operands of the whole call are spread over devices before it, by name."""
+        spread = dict[str, P]()
+        for name in self.call.options.operands:
+            letters = layout(self.call, name).split()
+            rows = _rows(name, letters)
+            before = () if rows is None else (*(None for _ in letters[:rows]), self.context.axes)
+            spread[name] = P(*before)
+        return spread
 
     def to_parts(self, name: str, x: jax.Array) -> jax.Array:
         """An operand's part for this device's part of the call, from its rows of the operand."""
@@ -158,10 +169,24 @@ class Exchange:
         yield from sorted(found, key=lambda x: -self.context.axes.index(x[1][-1]))
 
 
-def _explicit_axes() -> tuple[str, ...]:
-    mesh = jax.sharding.get_abstract_mesh()
+def _explicit_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(x for x, kind in kinds if kind == AxisType.Explicit and mesh.shape[x] > 1)
+
+
+def whole_call(
+    options: AttentionOptions, operands: Sequence[jax.Array | ShapedArray]
+) -> LeadingCall:
+    """The call of all devices, from that of one with these operands."""
+    context = options.meaning.context
+    own = LeadingCall.of(operands, options).operands
+    if context is None:
+        return LeadingCall(options, own)
+    *leading, rows, _, _ = own[0].shape
+    return LeadingCall(
+        without_context(options),
+        tuple(_whole(x, context.devices, rows, len(leading)) for x in own),
+    )
 
 
 def without_context(options: AttentionOptions) -> AttentionOptions:
