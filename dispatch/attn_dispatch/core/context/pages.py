@@ -69,7 +69,8 @@ def _own_pages(device: DeviceCall) -> tuple[jax.Array, jax.Array, jax.Array]:
     table, lengths = (device.operands[x] for x in ("page_table", "key_value_seq_lengths"))
     own, size = device.operands["key_pages"].shape[-4:-2]
     visible, is_invalid = _visible(device)
-    begins = size * jnp.arange(table.shape[-1], dtype=jnp.int32)
+    columns = jnp.arange(table.shape[-1], dtype=jnp.int32)
+    begins = size * columns
     is_reached = begins < lengths[..., None]
     is_missing = is_reached & ((table < 0) | (table >= own * device.context.devices))
     is_invalid |= is_missing.any(-1) | (lengths < 0) | (lengths > size * table.shape[-1])
@@ -77,7 +78,7 @@ def _own_pages(device: DeviceCall) -> tuple[jax.Array, jax.Array, jax.Array]:
     is_own = is_reached & (here >= 0) & (here < own)
     in_page = jnp.clip(visible[..., None] - begins, 0, size)
     count = jnp.where(is_own[..., None, :], in_page, 0).sum(-1, dtype=jnp.int32)
-    _, ordered = lax.sort(((~is_own).astype(jnp.int32), here), num_keys=1, is_stable=True)
+    _, ordered = lax.sort((jnp.where(is_own, columns, columns.size), here), num_keys=1)
     return ordered, jnp.where(is_invalid[..., None], -1, count), is_own.sum(-1).max()
 
 
