@@ -138,7 +138,7 @@ def test_a_call_that_no_kernel_runs_has_a_reason(arch: str, call: Any, reason: s
     ("arch", "call", "name"),
     [
         ("gfx942", replace(CALL, **CAUSAL), "asm v3 bf16, rounding nearest even"),
-        ("gfx950", replace(CALL, **D192_128), "asm v3 bf16, rounding nearest even"),
+        ("gfx950", replace(CALL, **D192_128), "ck"),
         ("gfx942", replace(CALL, **GROUP), "asm v3 bf16, rounding nearest even"),
         ("gfx942", replace(BACKWARD, dtype="float16", **D64), "asm v3 fp16, fp32 atomics"),
         (

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons
-from attn_dispatch.aiter.release import Release, version_of
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import DISPATCH
 from attn_dispatch.aiter.rules_v0_1_15 import RULES, rules_of
+from attn_dispatch.devices.aiter_versions import version_of
 from attn_dispatch.settings import aiter_asm
 from tests.support.aiter_dispatch import grid
 from tests.support.aiter_dispatch.calls import struct_of
@@ -32,11 +33,9 @@ def test_asm_takes_the_calls_that_its_rules_allow(arch: str):
         struct = struct_of(
             call, use_asm=True, accumulator=atomic_32(call), generation=NEWEST.generation
         )
-        # A gradient's call has no field for the cap, so only the rules can refuse it.
-        is_capped_gradient = call.logits_soft_cap > 0 and call.backward
         takes = library.takes_asm(struct)
         expected = all(rule.source != DISPATCH for rule in rows)
-        assert takes == expected or is_capped_gradient, (call, rows)
+        assert takes == expected, (call, rows)
         counts["stricter" if takes and rows else "asm" if takes else "refused"] += 1
         reasons = not_supported_reasons(call, arch, NEWEST)
         assert [x.rule for x in reasons] == [rule.name for rule in rows]
@@ -73,6 +72,15 @@ def test_calls_that_dev18_gives_to_ck_run_on_asm(facts: dict[str, Any], archs: t
     for arch in ("gfx942", "gfx950"):
         assert (not not_supported_reasons(call, arch, NEWEST)) == (arch in archs)
     assert all(kernel_for(call, arch).family == "ck" for arch in archs if call.head_dim == 128)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_soft_cap_is_refused_in_both_directions(backward: bool):
+    """AITER would leave it out without a word."""
+    call = replace(grid.CALL, logits_soft_cap=30.0, backward=backward)
+    for arch in ("gfx942", "gfx950"):
+        (why,) = not_supported_reasons(call, arch, NEWEST)
+        assert str(why).startswith("ASM would ignore logits_soft_cap")
 
 
 def test_without_ck_a_reason_says_so():

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.devices.target_names import PRODUCTS
 from attn_dispatch.reason import sentences
@@ -69,6 +71,33 @@ def test_text_of_a_target_names_the_gpu_planned_for():
     assert str(parse("h100")) == "NVIDIA H100 (sm90, planned as an NVIDIA H200, not present)"
     assert str(parse("h200")) == "NVIDIA H200 (sm90, planned for, not present)"
     assert parse("h100").properties == parse("h200").properties
+
+
+@pytest.mark.parametrize("name", ["mi300x:aiter0.1.20.post1", "MI300X : AITER v0.1.20.post1"])
+def test_a_target_may_name_aiters_version(name: str):
+    device = parse(name)
+    assert device.library == ("AITER", "0.1.20.post1")
+    assert aiter_folder.releases_for(device) == (Release("v0.1.15", (0, 1, 20)),)
+    text = "AMD Instinct MI300X (gfx942, planned for, with AITER 0.1.20.post1, not present)"
+    assert str(device) == text
+
+
+def test_the_version_of_a_target_decides_what_runs():
+    array = jax.ShapeDtypeStruct((1, 512, 4, 64), jnp.float16)
+    versions = ("", ":aiter0.1.7", ":aiter0.1.19")
+    found = [attn_dispatch.explain(array, array, array, target=f"gfx950{x}") for x in versions]
+    assert [x.chosen_forward for x in found] == ["aiter", "aiter", "xla"]
+    assert [dict(x.versions)["AITER"] for x in found[1:]] == ["0.1.7", "0.1.19"]
+    (why,) = (x.reasons for x in found[2].forward if x.implementation == "aiter")
+    assert "built without CK" in sentences(why) and "needs bfloat16" in sentences(why)
+
+
+@pytest.mark.parametrize(
+    "name", ["h100:aiter0.1.20", "mi300x:aiter0.1.14", "mi300x:aiterx", "x:aiter0.1.20"]
+)
+def test_a_version_that_cannot_be_planned_for_is_refused(name: str):
+    with pytest.raises(ValueError, match=r"^target: .*got '"):
+        parse(name)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Counts the drawn calls that each vendor's implementation refuses, by their reasons.
 
-usage: python -m tests.scripts.refusals [--draws N] [--seed N] [--targets sm90,gfx942]
+usage: python -m tests.scripts.refusals [--draws N] [--seed N]
+                                                 [--targets sm90,gfx942:aiter0.1.20]
                                                  [--as-they-are] [--mods] [--names]
                                                  [--out FOLDER]
 
 No GPU is needed: cuDNN plans every call here. As in `attn-dispatch verify`, a call counts as
 refused if its forward pass does not run on the vendor's kernels. A backward pass alone is counted
 separately if the wanted gradients do not run there. The reasons are those left after the rewrites.
+On AMD, the kernels of the calls that run are counted too, as ASM's or CK's.
 Calls with a score_mod or a mask_mod are skipped, and not counted by --draws, unless --mods is
 given. --out writes each target's counts as JSON, as in tests/results.
 """
@@ -31,7 +33,9 @@ from attn_dispatch_tools.reports.environment import environment, file_name
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
 
-TARGETS = ("sm90", "sm80", "sm120", "gfx942")
+TARGETS = (
+    "sm90", "sm80", "sm120", "gfx942", "gfx950", "gfx942:aiter0.1.20", "gfx950:aiter0.1.20",
+)  # fmt: skip
 
 
 @dataclass
@@ -46,6 +50,8 @@ class Count:
     """The number of calls whose forward pass alone runs on the target's kernels."""
     later: int = 0
     """The number of calls that decide at run time, by the values of a float32 bias."""
+    families: Counter[str] = field(default_factory=Counter)
+    """AMD: by direction and "asm" or "ck", the number of calls that run on such a kernel."""
     rules: Counter[str] = field(default_factory=Counter)
     """By rule, the number of calls that break it."""
     alone: Counter[str] = field(default_factory=Counter)
@@ -61,6 +67,8 @@ class Count:
             f"the backward pass alone {self.backward} ({backward:.1f} %); "
             f"decided when they run: {self.later}"
         )
+        if self.families:
+            yield "  " + ", ".join(f"{x}: {self.families[x]}" for x in sorted(self.families))
         for rule, count in self.rules.most_common():
             yield f"  {count:4} ({self.alone[rule]:3} alone)  {self.sentences[rule]}"
 
@@ -71,6 +79,7 @@ class Count:
             "refused": self.forward,
             "backward_pass_alone_refused": self.backward,
             "decided_when_they_run": self.later,
+            **({"families": dict(sorted(self.families.items()))} if self.families else {}),
             "reasons": [
                 {
                     "rule": rule,
@@ -115,6 +124,11 @@ def count(cases: list[Case], device: Device) -> Count:
         against = [bool(reasons) for reasons, _ in checked]
         reasons = [reason for _, chain in checked for reason in chain.reasons]
         rules = rules_of(reasons)
+        if device.platform == "rocm":
+            for direction, (why, chain) in zip(("forward", "backward"), checked, strict=False):
+                if not why:
+                    family = implementation.plan(chain.spec, device).engine.split()[0]
+                    result.families[f"{direction} {family}"] += 1
         result.calls += 1
         result.forward += against[0]
         result.backward += against[-1] and not against[0]

@@ -12,6 +12,11 @@ import os
 from collections.abc import Iterator
 
 from attn_dispatch import aiter, xla
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.call import call_of
+from attn_dispatch.aiter.kernels import NO_CK, kernel_for
+from attn_dispatch.aiter.widths import widened
+from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from tests.scripts.plan_matrix import INSTALLED, Matrix, Planning
 from tests.support.plan_cases import ARCHS, CASES, SECTIONS
@@ -19,7 +24,10 @@ from tests.support.repository import DOCS, TESTS
 
 DOCUMENT = DOCS / "support.md"
 REFUSALS = TESTS / "cudnn" / "planned"
-AMD = ("gfx942", "gfx950")
+AMD = {
+    f"{x} {y}": parse(f"{x}:aiter{y}") for y in ("0.1.7", "0.1.20") for x in ("gfx942", "gfx950")
+}
+"""The columns of AMD GPUs, by architecture and the version of AITER."""
 
 _WHY_NOT = """\
 Each reason, and what helps: the rewrite by which the call runs, or what would be needed."""
@@ -40,6 +48,10 @@ Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, unless th
 otherwise; segment ids and cu_seqlens are on 32,768 tokens, with 2 query heads and 1 kv head. sm80
 is an A100, sm90 an H100 or H200, sm100 a B200, sm120 an RTX 5090. Only an H200 and an H100 have run
 any of these calls, and no AMD GPU has.
+
+The columns of AMD GPUs name the version of AITER. **F** and **B** are its ASM kernels, F and B are
+CK's, with the numbers of the reasons against ASM. Of AITER 0.1.15 and later ASM kernels alone are
+built, so that CK's calls are XLA's there.
 """
 
 
@@ -129,6 +141,8 @@ _RULES = {
 }
 """What helps, and the rules against which it does."""
 
+_BY_CK = "CK runs the call, where it is built and no other reason is given"
+
 _ANSWERS = {rule: answer for answer, rules in _RULES.items() for rule in rules}
 
 Notes = dict[tuple[str, str], int]
@@ -154,11 +168,12 @@ def document(matrix: Matrix) -> str:
         lines += ["|---" * (len(ARCHS) + len(AMD) + 2) + "|"]
         for label in calls:
             cells = [_cell(matrix, label, arch, notes) for arch in ARCHS]
-            cells += [_unplanned_cell(label, arch, notes) for arch in (*AMD, "xla")]
+            cells += [_amd_cell(label, device, notes) for device in AMD.values()]
+            cells.append(_xla_cell(label, notes))
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["## Why not", "", _WHY_NOT, ""]
-    lines += [f"{number}. {text}. {_ANSWERS[rule]}" for (rule, text), number in notes.items()]
+    lines += [f"{number}. {text}. {_answer(rule)}" for (rule, text), number in notes.items()]
     lines.append("")
     return "\n".join(lines)
 
@@ -168,12 +183,33 @@ def _cell(matrix: Matrix, label: str, arch: str, notes: Notes) -> str:
     return _text(sentences, notes)
 
 
-def _unplanned_cell(label: str, arch: str, notes: Notes) -> str:
-    """The cell of AITER or XLA, which need no plan."""
-    module, device = (xla, parse("sm90")) if arch == "xla" else (aiter, parse(arch))
+def _xla_cell(label: str, notes: Notes) -> str:
     specs = (CASES[label].spec(x) for x in ("forward", "backward"))
-    reasons = (module.not_supported_reasons(spec, device) for spec in specs)
+    reasons = (xla.not_supported_reasons(spec, parse("sm90")) for spec in specs)
     return _text([{x.rule: x.text for x in why} for why in reasons], notes)
+
+
+def _amd_cell(label: str, device: Device, notes: Notes) -> str:
+    """The cell of AITER: ASM, CK with the reasons against ASM, or the reasons against both."""
+    release, found = aiter_folder.release_for(device), list[str]()
+    for letter, direction in zip("FB", ("forward", "backward"), strict=True):
+        spec = CASES[label].spec(direction)
+        call = widened(call_of(spec), device.arch, release)
+        against = aiter.not_supported_reasons(spec, device)
+        why = against or kernel_for(call, device.arch, release).why_not_asm
+        numbers = ",".join(str(_number(x.rule, x.text, notes)) for x in why)
+        shown = f"~~{letter}~~" if against else letter if why else f"**{letter}**"
+        found.append(f"{shown} {numbers}".rstrip())
+    return " ".join(found)
+
+
+def _number(rule: str, text: str, notes: Notes) -> int:
+    """The number of a reason. Reasons against ASM are the same where CK is not built."""
+    return notes.setdefault((rule, text.removesuffix(f" ({NO_CK})")), len(notes) + 1)
+
+
+def _answer(rule: str) -> str:
+    return _ANSWERS.get(rule) or (_BY_CK if rule.startswith("aiter/asm_") else _ANSWERS[rule])
 
 
 def _text(sentences: list[dict[str, str]], notes: Notes) -> str:

@@ -19,6 +19,7 @@ from attn_dispatch.aiter.arrays import (
     inputs,
     lse_from_rows,
     lse_to_rows,
+    rounded_dq,
     sum_groups,
     sum_to_bias,
     to_rows,
@@ -34,8 +35,10 @@ from attn_dispatch.aiter.buffers import (
 from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
+from attn_dispatch.aiter.widths import widened
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
@@ -45,6 +48,7 @@ from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes
+from attn_dispatch.warning import AttentionKernelWarning, warn_once
 
 NAME = "aiter"
 PLATFORM = "rocm"
@@ -62,8 +66,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     """Every limit of this version and of AITER's kernels that the call exceeds."""
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
-        release = aiter_folder.release(device.arch)
-        reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch, release)
+        reasons += _kernel_reasons(spec, device)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -73,6 +76,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     engine = str(kernel)
     if kernel.why_not_asm:
         engine += f" (not asm: {'; '.join(x.with_remedy for x in kernel.why_not_asm)})"
+    if kernel.doubts:
+        engine += f" (in doubt: {'; '.join(x.with_remedy for x in kernel.doubts)})"
     copies = padded_bytes(spec, call.head_dim, call.head_dim_v)
     return Plan(engine, workspace_bytes(call, kernel), copies)
 
@@ -90,10 +95,11 @@ def version() -> tuple[str, str]:
 
 
 def library_lines() -> list[str]:
-    """One line for each architecture that AITER is built for here, or the folder searched."""
+    """One line for each build of AITER that is used here, or the folder searched."""
     lines: list[str] = []
-    for arch in aiter_folder.ARCHS:
-        folder = aiter_folder.folder(arch)
+    places = [(x, y) for x in aiter_folder.ARCHS for y in aiter_folder.releases(x)]
+    for arch, release in places:
+        folder = aiter_folder.folder_of(release, arch)
         try:
             build = aiter_folder.read(folder)
         except ValueError as error:
@@ -109,7 +115,7 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     call, kernel = _kernel(spec, device)
-    sequences = _sequences(spec, device, call, operands)
+    sequences = _sequences(spec, kernel, call, operands)
     lse = None
     if call.is_split:
         arrays = split_inputs(spec, call, operands)
@@ -134,7 +140,7 @@ def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     call, kernel = _kernel(spec, device)
-    sequences = _sequences(spec, device, call, operands)
+    sequences = _sequences(spec, kernel, call, operands)
     arrays = inputs(spec, call, operands, sequences)
     lse = operands["lse"]
     if not each_query_attends(spec):
@@ -148,6 +154,8 @@ def backward(
     arrays["out_grad"] = to_rows(pad_last(out_grad, call.head_dim_v), call)
     buffers = backward_results(call, kernel)
     results = _call(BACKWARD_TARGET, spec, device, kernel, arrays, buffers)
+    if not kernel.rounds_dq:
+        results["dq"] = rounded_dq(results["dq_acc"], spec.dtype)
     dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))
     gradients = {
         "query": scaled_query(
@@ -173,7 +181,7 @@ def register(arch: str) -> None:
     Raises:
       RuntimeError: if the ROCm library or AITER is not usable, with the reason.
     """
-    library = aiter_library.find(arch)
+    library, *_ = [aiter_library.find(arch, x) for x in aiter_folder.releases(arch)]
     if library.backend is None:
         raise RuntimeError(library.unusable_reason)
     register_handlers(library.backend, "ROCM")
@@ -201,25 +209,38 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
             "lowering, or ATTN_DISPATCH_TARGET=gfx942 in the environment."
         )
     reasons = aiter_kernels.unsupported_arch(device.arch)
-    if (
-        device.is_present
-        and not reasons
-        and (why := aiter_library.find(device.arch).unusable_reason)
-    ):
-        return (library_reason("aiter/library", why),)
+    return reasons or _library_reasons(device, aiter_folder.release(device.arch))
+
+
+def _library_reasons(device: Device, release: Release) -> tuple[Reason, ...]:
+    """Why a release that is built for a device cannot be used there."""
+    why = aiter_library.find(device.arch, release).unusable_reason if device.is_present else ""
+    return (library_reason("aiter/library", why),) if why else ()
+
+
+def _kernel_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+    """Why no release runs a call: the reasons against the last that can be used, which runs the
+    most calls."""
+    releases = aiter_folder.releases_for(device)
+    call = widened(call_of(spec), device.arch, releases[-1])
+    reasons = aiter_kernels.not_supported_reasons(call, device.arch, releases[0])
+    for other in releases[1:] if reasons else ():
+        if why_not_here := _library_reasons(device, other):
+            return (*reasons, *why_not_here)
+        reasons = aiter_kernels.not_supported_reasons(call, device.arch, other)
     return reasons
 
 
 def _sequences(
-    spec: AttentionSpec, device: Device, call: AiterCall, operands: Mapping[str, jax.Array]
+    spec: AttentionSpec, kernel: Kernel, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> Sequences:
-    as_sums = aiter_folder.release(device.arch).takes_prefix_sums
-    return Sequences.of(spec, call, operands, as_prefix_sums=as_sums)
+    return Sequences.of(spec, call, operands, as_prefix_sums=kernel.release.takes_prefix_sums)
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
-    call = call_of(spec)
-    return call, aiter_kernels.kernel_for(call, device.arch, aiter_folder.release(device.arch))
+    releases = aiter_folder.releases_for(device)
+    call = widened(call_of(spec), device.arch, releases[-1])
+    return call, aiter_kernels.kernel_of_first(call, device.arch, releases)
 
 
 def _call(
@@ -232,6 +253,8 @@ def _call(
 ) -> KernelArrays:
     if device.is_present:
         register(device.arch)
+    for doubt in kernel.doubts:
+        warn_once(doubt.with_remedy, AttentionKernelWarning)
     call = jax.ffi.ffi_call(target, list(results.values()))
     attributes = _attributes(spec, call_of(spec), kernel, device)
     return dict(zip(results, call(*arrays.values(), **attributes), strict=True))
@@ -243,7 +266,7 @@ def _attributes(
     """The custom call's attributes, name for name as ATTN_AITER_SPEC of rocm_backend/spec.h."""
     return {
         "arch": device.arch,
-        "generation": aiter_folder.release(device.arch).generation,
+        "generation": kernel.release.generation,
         "max_seq_len_q": np.int64(call.max_seq_len_q),
         "max_seq_len_kv": np.int64(call.max_seq_len_kv),
         "has_gaps": call.has_gaps,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-Version = tuple[int, int, int]
-
-OLDEST: Version = (0, 1, 15)
-"""The oldest version of generation v0.1.15."""
+from attn_dispatch.devices import aiter_versions
+from attn_dispatch.devices.aiter_versions import Version
 
 
 @dataclass(frozen=True)
@@ -30,22 +27,11 @@ class Release:
         return self.generation != "dev18"
 
 
-DEV18 = Release("dev18", (0, 1, 7))
+DEV18 = Release("dev18", aiter_versions.DEV18)
 """The release that calls are planned for where AITER is not built."""
 
 GENERATIONS = ("v0.1.15", "dev18")
 """The newest first, which is used where several are built."""
-
-
-def version_of(text: str) -> Version | None:
-    """The version in texts such as "v0.1.19", "0.1.20.post1" or "0.1.20.dev3+g1234"; None if there
-    is none. A development version comes before the release whose number it has."""
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
-    if found is None:
-        return None
-    major, minor, patch = map(int, found.groups())
-    is_before = re.search(r"\.dev|-rc|rc\d", text) is not None and ".post" not in text
-    return major, minor, max(patch - is_before, 0)
 
 
 def text_of(version: Version) -> str:

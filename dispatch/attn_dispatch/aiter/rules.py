@@ -30,6 +30,7 @@ CK = "example/ck_tile/01_fmha/codegen"
 PYTHON = "aiter/ops/mha.py"
 HOST = "csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu"
 ADAPTER = "rocm_backend/aiter_adapter.h"
+DEFECTS = "docs/upstream/aiter.md"
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,9 @@ ASM_RULES = (
     KernelRule("aiter/asm_head_dims_gfx950", "forward", _GFX950,
         lambda c: _head_dims(c) not in ((128, 128), (192, 128)),
         f"forward needs head dims (128, 128) or (192, 128), got {_DIMS}", DISPATCH),
+    KernelRule("aiter/asm_192_barrier", "forward", _GFX950,
+        lambda c: _head_dims(c) == (192, 128),
+        f"forward with head dims {_DIMS}: ASM's kernel lacks a barrier", DEFECTS),
     KernelRule("aiter/asm_window", "forward", _BOTH,
         _is_window, f"forward with a {_WINDOW}", DISPATCH),
     KernelRule("aiter/asm_top_left", "forward", _BOTH, _top_left_of_unequal,

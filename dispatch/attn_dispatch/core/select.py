@@ -205,7 +205,8 @@ def by_engine(spec: AttentionSpec, device: Device, name: str, engine: str) -> Ch
 
 def versions(device: Device) -> dict[str, str]:
     """The versions of this package and of the libraries that decide the choice for a device."""
-    found = (x.version() for x in implementations() if x.PLATFORM == device.platform)
+    found = [x.version() for x in implementations() if x.PLATFORM == device.platform]
+    found.append(device.library)
     return {"attn_dispatch": __version__, **dict(version for version in found if version)}
 
 

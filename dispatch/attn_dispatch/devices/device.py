@@ -29,7 +29,12 @@ class Device:
     properties_of: str | None = None
     """NVIDIA, if `properties` are those of another device of the same architecture: its name."""
 
+    library: tuple[str, str] | None = None
+    """AMD, if a target names it: the library to plan for, and its version: ("AITER", "0.1.20")."""
+
     def __str__(self) -> str:
         planned = f"planned as an {self.properties_of}" if self.properties_of else "planned for"
+        if self.library:
+            planned += f", with {' '.join(self.library)}"
         where = "" if self.is_present else f", {planned}, not present"
         return f"{self.name} ({self.arch}{where})"

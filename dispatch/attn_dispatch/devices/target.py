@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeGuard, cast
 
 from attn_dispatch import settings
+from attn_dispatch.devices import aiter_versions
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 from attn_dispatch.files import reading
@@ -36,8 +37,9 @@ def target(*targets: str) -> settings.Block:
         H200, B200, B300 and RTX 5090, and "gfx942" and "gfx950" an MI300 and MI350. Other products
         of an architecture are planned with the same properties. "cpu" and "tpu" leave every call to
         XLA. For any other NVIDIA GPU, give cuDNN's device properties, as JSON or as the path of a
-        JSON file. The environment variable ATTN_DISPATCH_TARGET (comma-separated) does the same
-        outside such blocks.
+        JSON file. "mi300x:aiter0.1.20" names the version of AITER to plan for as well; without it
+        that is the one that is built here, or else 0.1.7. The environment variable
+        ATTN_DISPATCH_TARGET (comma-separated) does the same outside such blocks.
 
     Raises:
       ValueError: for an unknown target, or two for one platform.
@@ -104,11 +106,16 @@ def parse(name: str) -> Device:
     if name.endswith(".json") and (properties := _properties_in_file(name)) is not None:
         return _nvidia(properties, f"{name} with ")
     known = _known_nvidia()
-    arch, product = resolve(name)
+    gpu, version = aiter_versions.named(name)
+    arch, product = resolve(gpu)
+    if arch in _AMD_NAMES:
+        library = ("AITER", version) if version else None
+        gpu_name = product or _AMD_NAMES[arch]
+        return Device("rocm", arch, gpu_name, is_present=False, library=library)
+    if version:
+        raise ValueError(f"target: AITER runs on AMD GPUs ({', '.join(_AMD_NAMES)}), got {name!r}")
     if arch in _XLA_ONLY:
         return _XLA_ONLY[arch]
-    if arch in _AMD_NAMES:
-        return Device("rocm", arch, product or _AMD_NAMES[arch], is_present=False)
     if arch in known:
         device = _known_device(arch)
         # "NVIDIA A100" matches the "NVIDIA A100-SXM4-80GB"; "NVIDIA L40" must not match the L40S.

@@ -9,7 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_dispatch.aiter.release import OLDEST, Version, text_of, version_of
+from attn_dispatch.aiter.release import text_of
+from attn_dispatch.devices.aiter_versions import OLDEST, Version, version_of
 from attn_dispatch_tools.build_aiter.errors import BuildError
 
 RECOMMENDED: Version = (0, 1, 19)

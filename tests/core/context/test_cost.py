@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -293,3 +294,14 @@ def test_bytes_are_those_of_compiled_programs():
         assert least <= ratio <= 1.01, name
     exact = {name: x for name, x in ratios.items() if name.startswith("ring")}
     assert exact == pytest.approx({"ring forward": 1, "ring backward": 1}, rel=0.003)
+
+
+def test_a_ring_of_gpus_sends_what_is_modelled():
+    """Received keys are not kept for the backward pass, and its first gradients have 16 bits."""
+    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
+    if not folder:
+        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
+    for order, (of_program, modelled) in report_of(
+        "tests.core.context.sent_by_gpus", folder
+    ).items():
+        assert of_program == pytest.approx(modelled, rel=0.001 if order == "documents" else 0)

@@ -13,7 +13,8 @@ from unittest import mock
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import kernels, rules_v0_1_15
-from attn_dispatch.aiter.release import DEV18, Release, version_of
+from attn_dispatch.aiter.release import DEV18, Release
+from attn_dispatch.devices.aiter_versions import version_of
 from attn_dispatch_tools.build_aiter import asm_tables
 from tests.support import aiter_emulated
 from tests.support.aiter_dispatch import api

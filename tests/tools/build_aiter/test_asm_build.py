@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.release import DEV18, Release, version_of
+from attn_dispatch.aiter.release import DEV18, Release
+from attn_dispatch.devices.aiter_versions import version_of
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.build_aiter import asm_tables, checkout, command, toolchain
 from attn_dispatch_tools.build_aiter.errors import BuildError

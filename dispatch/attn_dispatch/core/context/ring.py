@@ -137,7 +137,7 @@ def _visited(device: DeviceCall, step: Callable[[S, Arrays, Number], S], state: 
         return step(state, keys, number), sent_on
 
     last = device.context.devices - 1
-    visited = state, device.shift(sent(device))
+    visited = state, device.shift(_received_anew(device, sent(device)))
     written_out = range(1, last if last <= _UNROLLED else 3)
     for number in written_out:
         visited = visit(number, visited)
@@ -145,6 +145,16 @@ def _visited(device: DeviceCall, step: Callable[[S, Arrays, Number], S], state: 
         visited = cast("tuple[S, Arrays]", lax.fori_loop(3, last, visit, visited))
     state, keys = visited
     return step(state, keys, last)
+
+
+def _received_anew(device: DeviceCall, keys: Arrays) -> Arrays:
+    """The keys, which the compiler does not take for those that the forward pass has sent.
+
+    A program of both passes would otherwise keep the keys of all devices in between.
+    """
+    if not device.is_backward:
+        return keys
+    return lax.optimization_barrier((keys, device.operands["out_grad"]))[0]
 
 
 def _others(device: DeviceCall, documents: Documents | None, keys: Arrays, step: Number) -> Arrays:

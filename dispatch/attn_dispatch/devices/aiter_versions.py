@@ -1,0 +1,43 @@
+"""The versions of AITER that calls can be planned for, as in the target "mi300x:aiter0.1.20"."""
+
+from __future__ import annotations
+
+import re
+
+Version = tuple[int, int, int]
+
+DEV18: Version = (0, 1, 7)
+"""amd-aiter 0.1.7.post2.dev18, the release on PyPI."""
+OLDEST: Version = (0, 1, 15)
+"""The first of the later versions whose C++ interface is known."""
+
+_OF_TARGET = re.compile(r"\s*:\s*aiter[\s-]*v?", re.IGNORECASE)
+
+
+def version_of(text: str) -> Version | None:
+    """The version in texts such as "v0.1.19", "0.1.20.post1" or "0.1.20.dev3+g1234"; None if there
+    is none. A development version comes before the release whose number it has."""
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
+    if found is None:
+        return None
+    major, minor, patch = map(int, found.groups())
+    is_before = re.search(r"\.dev|-rc|rc\d", text) is not None and ".post" not in text
+    return major, minor, max(patch - is_before, 0)
+
+
+def named(target: str) -> tuple[str, str]:
+    """The device of a target and the version of AITER that it names, "" without one.
+
+    Raises:
+      ValueError: calls cannot be planned for that version.
+    """
+    device, *rest = _OF_TARGET.split(target, maxsplit=1)
+    if not rest:
+        return target, ""
+    version = version_of(rest[0])
+    if version is None or (version != DEV18 and version < OLDEST):
+        raise ValueError(
+            "target: expected AITER's version, 0.1.7 or from 0.1.15 on, as in "
+            f"'mi300x:aiter0.1.20', got {target[:200]!r}"
+        )
+    return device, rest[0].strip()
