@@ -58,13 +58,13 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary dictionary)
   auto state = std::make_unique<CallState>();
   state->poisons = poison.value;
   state->site = std::move(site.value);
-  state->aiter = loaded_aiter(state->site.arch);
-  if (state->aiter && state->aiter->calls->generation == state->site.generation) return state;
-  if (state->aiter) {
+  state->aiter = loaded_aiter(state->site.arch, state->site.generation);
+  if (state->aiter) return state;
+  if (const std::string others = loaded_generations(state->site.arch); !others.empty()) {
     return ffi::Unexpected(
         to_ffi({Code::kLibrary, "the program was lowered for AITER's generation " +
-                                    state->site.generation + ", and that of the library is " +
-                                    state->aiter->calls->generation + "; lower it again here"}));
+                                    state->site.generation + ", and loaded is " + others +
+                                    "; lower it again here"}));
   }
   return ffi::Unexpected(
       to_ffi({Code::kLibrary, "its library for \"" + state->site.arch +

@@ -17,7 +17,15 @@ constexpr char kRemedy[] = "build it again with `attn-dispatch build-aiter`";
 // Leaked on purpose: threads may outlive static destruction.
 struct Libraries {
   std::mutex mutex;
-  std::map<std::string, Aiter, std::less<>> by_arch;
+  std::multimap<std::string, Aiter, std::less<>> by_arch;
+
+  const Aiter* find(std::string_view arch, std::string_view generation) const {
+    const auto [first, last] = by_arch.equal_range(arch);
+    for (auto entry = first; entry != last; ++entry) {
+      if (entry->second.calls->generation == generation) return &entry->second;
+    }
+    return nullptr;
+  }
 };
 
 Libraries& libraries() {
@@ -82,18 +90,28 @@ Result<Aiter> open(const std::string& path, const std::string& arch) {
 }  // namespace
 
 Status load_aiter(const std::string& path, const std::string& arch) {
-  if (loaded_aiter(arch)) return {};
   const Result<Aiter> found = open(path, arch);
   if (!found.ok()) return found.status;
   std::lock_guard<std::mutex> lock(libraries().mutex);
-  libraries().by_arch.emplace(arch, found.value);
+  if (!libraries().find(arch, found.value.calls->generation)) {
+    libraries().by_arch.emplace(arch, found.value);
+  }
   return {};
 }
 
-const Aiter* loaded_aiter(std::string_view arch) {
+const Aiter* loaded_aiter(std::string_view arch, std::string_view generation) {
   std::lock_guard<std::mutex> lock(libraries().mutex);
-  const auto found = libraries().by_arch.find(arch);
-  return found == libraries().by_arch.end() ? nullptr : &found->second;
+  return libraries().find(arch, generation);
+}
+
+std::string loaded_generations(std::string_view arch) {
+  std::lock_guard<std::mutex> lock(libraries().mutex);
+  std::string names;
+  const auto [first, last] = libraries().by_arch.equal_range(arch);
+  for (auto entry = first; entry != last; ++entry) {
+    names += (names.empty() ? "" : " and ") + std::string(entry->second.calls->generation);
+  }
+  return names;
 }
 
 }  // namespace attn_dispatch

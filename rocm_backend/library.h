@@ -1,4 +1,5 @@
-// The libraries that serve aiter_api.h: one for each architecture, loaded once per process.
+// The libraries that serve aiter_api.h: one for each architecture and generation of AITER, loaded
+// once per process.
 #pragma once
 
 #include <hip/hip_runtime_api.h>
@@ -24,11 +25,14 @@ struct Aiter {
   Hip hip;
 };
 
-// Loads the library for an architecture ("gfx942") from `path`. The first that loads stays: later
-// calls for this architecture succeed without loading anything.
+// Loads a library for an architecture ("gfx942") from `path`. The first of its generation stays:
+// another of the same generation changes nothing.
 Status load_aiter(const std::string& path, const std::string& arch);
 
-// The library that was loaded for this architecture, or null. It is never unloaded.
-const Aiter* loaded_aiter(std::string_view arch);
+// The library that was loaded for this architecture and generation, or null. It is never unloaded.
+const Aiter* loaded_aiter(std::string_view arch, std::string_view generation);
+
+// The generations that are loaded for this architecture, for messages; empty if there are none.
+std::string loaded_generations(std::string_view arch);
 
 }  // namespace attn_dispatch

@@ -59,4 +59,5 @@ def test_padded_calls_run_on_asm_both_ways(emulator, monkeypatch, dims: tuple[in
     assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
     call = emulator.last_call("forward").call
     assert (call.use_asm, call.head_dim, call.head_dim_v) == (1, 128, 128)
+    assert not emulator.last_call("backward").is_deterministic
     assert_close(got, value_and_gradients(*arrays, implementation="xla"))

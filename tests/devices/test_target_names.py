@@ -77,7 +77,7 @@ def test_text_of_a_target_names_the_gpu_planned_for():
 def test_a_target_may_name_aiters_version(name: str):
     device = parse(name)
     assert device.library == ("AITER", "0.1.20.post1")
-    assert aiter_folder.release_for(device) == Release("v0.1.15", (0, 1, 20))
+    assert aiter_folder.releases_for(device) == (Release("v0.1.15", (0, 1, 20)),)
     text = "AMD Instinct MI300X (gfx942, planned for, with AITER 0.1.20.post1, not present)"
     assert str(device) == text
 

@@ -191,7 +191,7 @@ def _xla_cell(label: str, notes: Notes) -> str:
 
 def _amd_cell(label: str, device: Device, notes: Notes) -> str:
     """The cell of AITER: ASM, CK with the reasons against ASM, or the reasons against both."""
-    release, found = aiter_folder.release_for(device), list[str]()
+    (release,), found = aiter_folder.releases_for(device), list[str]()
     for letter, direction in zip("FB", ("forward", "backward"), strict=True):
         spec = CASES[label].spec(direction)
         call = widened(call_of(spec), device.arch, release)

@@ -70,10 +70,14 @@ def emulator(path: Path | None = None) -> Emulator:
         path = path or library()
         jax.devices("cpu")  # handlers are registered after the platform is up
         module = load_module(path)
-        for gfx in ("gfx942", "gfx950"):
-            module.load_aiter(path, gfx)
+        emulated = Emulator(path)
+        for offers_newer in (False, True):
+            emulated.offer_newer(offers_newer)
+            for gfx in ("gfx942", "gfx950"):
+                module.load_aiter(path, gfx)
+        emulated.offer_newer(False)
         aiter.register_handlers(module, "cpu")
-        _loaded.append(Emulator(path))
+        _loaded.append(emulated)
     return _loaded[0]
 
 

@@ -34,6 +34,7 @@ from attn_dispatch.aiter.buffers import (
 from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
 from attn_dispatch.aiter.widths import widened
@@ -63,9 +64,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     """Every limit of this version and of AITER's kernels that the call exceeds."""
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
-        release = aiter_folder.release_for(device)
-        call = widened(call_of(spec), device.arch, release)
-        reasons += aiter_kernels.not_supported_reasons(call, device.arch, release)
+        reasons += _kernel_reasons(spec, device)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -92,10 +91,11 @@ def version() -> tuple[str, str]:
 
 
 def library_lines() -> list[str]:
-    """One line for each architecture that AITER is built for here, or the folder searched."""
+    """One line for each build of AITER that is used here, or the folder searched."""
     lines: list[str] = []
-    for arch in aiter_folder.ARCHS:
-        folder = aiter_folder.folder(arch)
+    places = [(x, y) for x in aiter_folder.ARCHS for y in aiter_folder.releases(x)]
+    for arch, release in places:
+        folder = aiter_folder.folder_of(release, arch)
         try:
             build = aiter_folder.read(folder)
         except ValueError as error:
@@ -111,7 +111,7 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     call, kernel = _kernel(spec, device)
-    sequences = _sequences(spec, device, call, operands)
+    sequences = _sequences(spec, kernel, call, operands)
     lse = None
     if call.is_split:
         arrays = split_inputs(spec, call, operands)
@@ -136,7 +136,7 @@ def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     call, kernel = _kernel(spec, device)
-    sequences = _sequences(spec, device, call, operands)
+    sequences = _sequences(spec, kernel, call, operands)
     arrays = inputs(spec, call, operands, sequences)
     lse = operands["lse"]
     if not each_query_attends(spec):
@@ -175,7 +175,7 @@ def register(arch: str) -> None:
     Raises:
       RuntimeError: if the ROCm library or AITER is not usable, with the reason.
     """
-    library = aiter_library.find(arch)
+    library, *_ = [aiter_library.find(arch, x) for x in aiter_folder.releases(arch)]
     if library.backend is None:
         raise RuntimeError(library.unusable_reason)
     register_handlers(library.backend, "ROCM")
@@ -203,26 +203,38 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
             "lowering, or ATTN_DISPATCH_TARGET=gfx942 in the environment."
         )
     reasons = aiter_kernels.unsupported_arch(device.arch)
-    if (
-        device.is_present
-        and not reasons
-        and (why := aiter_library.find(device.arch).unusable_reason)
-    ):
-        return (library_reason("aiter/library", why),)
+    return reasons or _library_reasons(device, aiter_folder.release(device.arch))
+
+
+def _library_reasons(device: Device, release: Release) -> tuple[Reason, ...]:
+    """Why a release that is built for a device cannot be used there."""
+    why = aiter_library.find(device.arch, release).unusable_reason if device.is_present else ""
+    return (library_reason("aiter/library", why),) if why else ()
+
+
+def _kernel_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+    """Why no release runs a call: the reasons against the last that can be used, which runs the
+    most calls."""
+    releases = aiter_folder.releases_for(device)
+    call = widened(call_of(spec), device.arch, releases[-1])
+    reasons = aiter_kernels.not_supported_reasons(call, device.arch, releases[0])
+    for other in releases[1:] if reasons else ():
+        if why_not_here := _library_reasons(device, other):
+            return (*reasons, *why_not_here)
+        reasons = aiter_kernels.not_supported_reasons(call, device.arch, other)
     return reasons
 
 
 def _sequences(
-    spec: AttentionSpec, device: Device, call: AiterCall, operands: Mapping[str, jax.Array]
+    spec: AttentionSpec, kernel: Kernel, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> Sequences:
-    as_sums = aiter_folder.release_for(device).takes_prefix_sums
-    return Sequences.of(spec, call, operands, as_prefix_sums=as_sums)
+    return Sequences.of(spec, call, operands, as_prefix_sums=kernel.release.takes_prefix_sums)
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
-    release = aiter_folder.release_for(device)
-    call = widened(call_of(spec), device.arch, release)
-    return call, aiter_kernels.kernel_for(call, device.arch, release)
+    releases = aiter_folder.releases_for(device)
+    call = widened(call_of(spec), device.arch, releases[-1])
+    return call, aiter_kernels.kernel_of_first(call, device.arch, releases)
 
 
 def _call(
@@ -246,7 +258,7 @@ def _attributes(
     """The custom call's attributes, name for name as ATTN_AITER_SPEC of rocm_backend/spec.h."""
     return {
         "arch": device.arch,
-        "generation": aiter_folder.release_for(device).generation,
+        "generation": kernel.release.generation,
         "max_seq_len_q": np.int64(call.max_seq_len_q),
         "max_seq_len_kv": np.int64(call.max_seq_len_kv),
         "has_gaps": call.has_gaps,
@@ -261,7 +273,8 @@ def _attributes(
         "bf16_rounding": np.int64(kernel.bf16_rounding),
         "needs_lse": call.needs_lse,
         "accumulator": kernel.accumulator,
-        "deterministic": call.deterministic,
+        # ASM is where it can be, and is not asked: AITER would refuse.
+        "deterministic": call.deterministic and kernel.family == "ck",
         "has_dbias": call.has_dbias,
         "is_paged": call.page_size > 0,
         "heads_first_kv": call.heads_first_kv,

@@ -74,24 +74,40 @@ def release(arch: str) -> Release:
     return Release(build.generation, version_of(build.wheel_version) or DEV18.version)
 
 
-def release_for(device: Device) -> Release:
-    """The release of AITER by which a device's calls are planned."""
+def releases(arch: str) -> tuple[Release, ...]:
+    """The releases that serve calls for `arch`, in the order in which they are asked.
+
+    Where the newest has ASM kernels alone, what only CK runs is left to dev18, if it is built too.
+    """
+    newest, second = release(arch), folder_of(DEV18, arch)
+    is_alone = newest.has_ck or second == folder(arch) or not os.path.isfile(second / _RECORD)
+    return (newest,) if is_alone else (newest, DEV18)
+
+
+def folder_of(one: Release, arch: str) -> Path:
+    """The folder of the libraries of one of the releases that serve calls for `arch`."""
+    return folder(arch) if one == release(arch) else root(one.generation) / arch
+
+
+def releases_for(device: Device) -> tuple[Release, ...]:
+    """The releases of AITER by which a device's calls are planned."""
     if device.library is None:
-        return release(device.arch)
+        return releases(device.arch)
     version = version_of(device.library[1])
     assert version is not None
-    return DEV18 if version == DEV18.version else Release(GENERATIONS[0], version)
+    return (DEV18 if version == DEV18.version else Release(GENERATIONS[0], version),)
 
 
 def version() -> str:
-    """The version of AITER that is built here, or of the wheel that would be."""
+    """The version of AITER that is built here, or of the wheel that would be; both if there are
+    two."""
     for arch in ARCHS:
         try:
-            build = read(folder(arch))
+            builds = [read(folder_of(x, arch)) for x in releases(arch)]
         except ValueError:
             continue
-        if build:
-            return build.wheel_version
+        if found := [x.wheel_version for x in builds if x]:
+            return " and ".join(found)
     return WHEEL_VERSION
 
 

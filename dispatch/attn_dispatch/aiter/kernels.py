@@ -8,12 +8,13 @@ rules.py; tests/aiter/test_rules_against_aiter.py compares them with AITER's com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from attn_dispatch.aiter import rules_v0_1_15
 from attn_dispatch.aiter.call import AiterCall
-from attn_dispatch.aiter.release import DEV18, Release
+from attn_dispatch.aiter.release import DEV18, Release, text_of
 from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK, CK_RULES, SPLIT_RULES, KernelRule
 from attn_dispatch.aiter.sizes import splits_of
 from attn_dispatch.reason import Reason, Rule, broken
@@ -37,6 +38,7 @@ class Kernel:
     """Every reason for CK rather than ASM; empty for ASM, and for split-KV, which only CK has."""
     num_splits: int = 1
     """Split-KV: the number of parts into which the keys of a row are split."""
+    release: Release = DEV18
 
     def __str__(self) -> str:
         return self.name
@@ -81,11 +83,31 @@ def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
     if call.backward:
         # 16-bit atomics lose bits with every block of keys, and no call runs only with them.
+        name += ", one block of keys" if call.deterministic else ""
         return Kernel("asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", ())
     return Kernel("asm", name, _NEAREST_EVEN, "split", ())
 
 
+def kernel_of_first(call: AiterCall, arch: str, releases: Sequence[Release]) -> Kernel:
+    """The kernel of a call in the first release that runs it.
+
+    With CK's kernel come the reasons against the ASM kernels of the first release.
+    """
+    release = next(x for x in releases if not not_supported_reasons(call, arch, x))
+    kernel = replace(kernel_for(call, arch, release), release=release)
+    if release == releases[0]:
+        return kernel
+    why = _reasons(rules_v0_1_15.rules_of(releases[0]), call, arch)
+    return replace(
+        kernel,
+        name=f"{kernel.name} of AITER {text_of(release.version)}",
+        why_not_asm=() if call.is_split else _remedies_if_all(why),
+    )
+
+
 NO_CK = "this AITER is built without CK"
+"""The note with reasons against ASM where it is all that is built."""
+
 _SPLIT_KV = KernelRule(
     "aiter/asm_split_kv",
     "forward",
@@ -98,7 +120,10 @@ _SPLIT_KV = KernelRule(
 
 def _why_not_asm(call: AiterCall, arch: str) -> tuple[Reason, ...]:
     """Every reason against ASM. Remedies help only if each reason has one."""
-    why = _reasons(ASM_RULES, call, arch)
+    return _remedies_if_all(_reasons(ASM_RULES, call, arch))
+
+
+def _remedies_if_all(why: tuple[Reason, ...]) -> tuple[Reason, ...]:
     return why if all(x.remedy for x in why) else tuple(replace(x, remedy="") for x in why)
 
 

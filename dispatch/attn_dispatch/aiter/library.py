@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.release import GENERATIONS
+from attn_dispatch.aiter.release import GENERATIONS, Release
 from attn_dispatch.devices import native_libraries
 
 
@@ -27,13 +27,17 @@ class AiterLibrary:
         return self.backend is not None
 
 
-def find(arch: str) -> AiterLibrary:
+def find(arch: str, release: Release | None = None) -> AiterLibrary:
     """Load `_rocm` and through it the AITER that was built for this architecture.
 
     The result is cached, but not a failure to load: later, AITER may be built or memory be free.
+
+    Args:
+      arch: the architecture, such as "gfx942".
+      release: one of `folder.releases`; None is the first.
     """
     try:
-        return _load(arch)
+        return _load(arch, release)
     except _NotLoaded as failure:
         return failure.library
 
@@ -45,22 +49,22 @@ class _NotLoaded(Exception):
 
 
 @lru_cache
-def _load(arch: str) -> AiterLibrary:
+def _load(arch: str, release: Release | None) -> AiterLibrary:
     try:
         backend = native_libraries.load(native_libraries.ROCM)
     except ModuleNotFoundError as error:
         return AiterLibrary(None, unusable_reason=str(error))
     except ImportError as error:
         raise _NotLoaded(AiterLibrary(None, unusable_reason=str(error))) from error
-    library = load(backend, arch)
+    library = load(backend, arch, release)
     if not library.is_usable:
         raise _NotLoaded(library)
     return library
 
 
-def load(backend: ModuleType, arch: str) -> AiterLibrary:
+def load(backend: ModuleType, arch: str, release: Release | None = None) -> AiterLibrary:
     """Load AITER for this architecture into `backend`."""
-    folder = aiter_folder.folder(arch)
+    folder = aiter_folder.folder_of(release or aiter_folder.release(arch), arch)
     path = folder / aiter_folder.ADAPTER
     remedy = f"run `attn-dispatch build-aiter --arch {arch}`"
     try:

@@ -39,7 +39,7 @@ built, so a call that needs a missing one fails when it runs, and says so. AITER
 no compilation and are always complete.
 
 With --aiter, ASM kernels alone are built from another AITER, v0.1.15 or newer: two files, less than
-a minute. Calls that need CK are then XLA's.
+a minute. Calls that need CK are then XLA's, or those of a build from the wheel, if that exists too.
 
 To continue an interrupted build, give the same command again.
 """

@@ -53,18 +53,37 @@ int takes_asm(const Call* call, char* message, int32_t size) {
   return asm_answer(call->call);
 }
 
+int newer_forward(const AttnAiterForward* call, void* stream, char* message, int32_t size) {
+  const NewerScope newer;
+  return forward(call, stream, message, size);
+}
+
+int newer_backward(const AttnAiterBackward* call, void* stream, char* message, int32_t size) {
+  const NewerScope newer;
+  return backward(call, stream, message, size);
+}
+
+AttnAiter table(const char* generation, decltype(&forward) runs_forward,
+                decltype(&backward) runs_backward) {
+  return {ATTN_AITER_API_VERSION,
+          generation,
+          /*arch=*/nullptr,
+          device_arch,
+          runs_forward,
+          runs_backward,
+          split_kv,
+          takes_asm<AttnAiterForward>,
+          takes_asm<AttnAiterBackward>};
+}
+
 }  // namespace
 }  // namespace attn_emulator
 
 ATTN_EXPORT const AttnAiter* attn_dispatch_aiter(void) {
-  static const AttnAiter served = {ATTN_AITER_API_VERSION,
-                                   attn_emulator::generation_text,
-                                   /*arch=*/nullptr,
-                                   attn_emulator::device_arch,
-                                   attn_emulator::forward,
-                                   attn_emulator::backward,
-                                   attn_emulator::split_kv,
-                                   attn_emulator::takes_asm<AttnAiterForward>,
-                                   attn_emulator::takes_asm<AttnAiterBackward>};
-  return &served;
+  namespace emulator = attn_emulator;
+  static const AttnAiter first =
+      emulator::table(emulator::generation_text, emulator::forward, emulator::backward);
+  static const AttnAiter newer = emulator::table(emulator::kNewerGeneration,
+                                                 emulator::newer_forward, emulator::newer_backward);
+  return emulator::offers_newer() ? &newer : &first;
 }

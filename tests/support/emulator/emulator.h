@@ -20,6 +20,10 @@ void attn_emulator_set_arch(const char* arch);
 // Sets the generation of AITER, at first "dev18": how lengths of packed sequences are given.
 void attn_emulator_set_generation(const char* generation);
 
+// Makes attn_dispatch_aiter() return the table of another AITER, of generation "v0.1.15", or again
+// the first.
+void attn_emulator_offer_newer(int offers);
+
 // Sets the answer of *_takes_asm: 0 or 1, or -1 for the use_asm of the call.
 void attn_emulator_set_asm_answer(int answer);
 

@@ -17,6 +17,7 @@ struct Hooks {
   int asm_answer = -1;
   AttnEmulatorServer server = nullptr;
   std::optional<std::string> next_failure;
+  bool offers_newer = false;
   int64_t calls[4] = {};
   std::optional<AttnAiterForward> forward;
   std::optional<AttnAiterBackward> backward;
@@ -38,6 +39,15 @@ int copy(const std::optional<Struct>& from, void* into, int64_t size) {
 }  // namespace
 
 char generation_text[16] = "dev18";
+thread_local bool serves_newer = false;
+
+NewerScope::NewerScope() { serves_newer = true; }
+NewerScope::~NewerScope() { serves_newer = false; }
+
+bool offers_newer() {
+  const auto guard = lock();
+  return hooks.offers_newer;
+}
 
 std::string arch() {
   const auto guard = lock();
@@ -46,7 +56,7 @@ std::string arch() {
 
 std::string generation() {
   const auto guard = lock();
-  return generation_text;
+  return serves_newer ? kNewerGeneration : generation_text;
 }
 
 int asm_answer(const AttnAiterCall& call) {
@@ -147,6 +157,11 @@ ATTN_EXPORT int attn_emulator_keep(uint64_t seed, uint64_t offset, int32_t seque
 ATTN_EXPORT void attn_emulator_set_generation(const char* generation) {
   const auto guard = attn_emulator::lock();
   strncpy(attn_emulator::generation_text, generation, sizeof attn_emulator::generation_text - 1);
+}
+
+ATTN_EXPORT void attn_emulator_offer_newer(int offers) {
+  const auto guard = attn_emulator::lock();
+  hooks.offers_newer = offers != 0;
 }
 
 ATTN_EXPORT void attn_emulator_reset(void) {

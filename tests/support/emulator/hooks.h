@@ -10,7 +10,19 @@ namespace attn_emulator {
 
 std::string arch();
 std::string generation();
-extern char generation_text[16];  // the table of functions points to it
+extern char generation_text[16];  // the first table of functions points to it
+inline constexpr char kNewerGeneration[] = "v0.1.15";
+
+// A scope in which this thread serves a call of the second table.
+class NewerScope {
+ public:
+  NewerScope();
+  ~NewerScope();
+  NewerScope(const NewerScope&) = delete;
+  NewerScope& operator=(const NewerScope&) = delete;
+};
+
+bool offers_newer();
 int asm_answer(const AttnAiterCall& call);
 
 // Counts the call, and returns true with the message if it is the one that must fail.

@@ -128,6 +128,10 @@ class Emulator:
     def set_generation(self, generation: str) -> None:
         self.library.attn_emulator_set_generation(generation.encode())
 
+    def offer_newer(self, offers: bool) -> None:
+        """Make the next library that is loaded from here one of generation v0.1.15."""
+        self.library.attn_emulator_offer_newer(int(offers))
+
     def set_asm_answer(self, answer: int) -> None:
         self.library.attn_emulator_set_asm_answer(answer)
 
