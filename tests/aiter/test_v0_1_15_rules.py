@@ -30,8 +30,12 @@ def test_asm_takes_the_calls_that_its_rules_allow(arch: str):
     library, counts = dispatch(arch), {"asm": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
         rows = [rule for rule in RULES if rule.is_broken_by(call, arch)]
+        # The front end asks nothing deterministic of ASM; its rules leave what is so anyway.
         struct = struct_of(
-            call, use_asm=True, accumulator=atomic_32(call), generation=NEWEST.generation
+            replace(call, deterministic=False),
+            use_asm=True,
+            accumulator=atomic_32(call),
+            generation=NEWEST.generation,
         )
         takes = library.takes_asm(struct)
         expected = all(rule.source != DISPATCH for rule in rows)
@@ -81,6 +85,25 @@ def test_a_soft_cap_is_refused_in_both_directions(backward: bool):
     for arch in ("gfx942", "gfx950"):
         (why,) = not_supported_reasons(call, arch, NEWEST)
         assert str(why).startswith("ASM would ignore logits_soft_cap")
+
+
+ONE_BLOCK = {"backward": True, "deterministic": True, "seq_len_kv": 256, "max_seq_len_kv": 256}
+
+
+@pytest.mark.parametrize(
+    "facts, archs",
+    [
+        ({}, ("gfx950",)), ({"head_dim": 72, "head_dim_v": 72}, ("gfx950",)),
+        ({"seq_len_kv": 257, "max_seq_len_kv": 257}, ()), (PACKED, ()),
+        ({"head_dim": 64, "head_dim_v": 64}, ()), ({"head_dim": 192}, ()),
+    ],
+)  # fmt: skip
+def test_one_block_of_keys_is_deterministic_on_gfx950(facts: dict[str, Any], archs: tuple[str]):
+    call = replace(grid.CALL, **ONE_BLOCK)
+    call = replace(call, **facts)
+    for arch in ("gfx942", "gfx950"):
+        rules = [x.rule for x in not_supported_reasons(call, arch, NEWEST)]
+        assert any("deterministic" in x for x in rules) == (arch not in archs)
 
 
 def test_without_ck_a_reason_says_so():

@@ -19,16 +19,20 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case
 from tests.support.aiter_check import Check
 from tests.support.cdna import generations
-from tests.support.cdna.cases import CAUSAL, TIMED, case
+from tests.support.cdna.cases import CAUSAL, TIMED, TOP_LEFT, case
 from tests.support.cdna.kernels import Gpu
 
 _GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 144), "kv_lengths": (160, 131)}
+_PACKED: dict[str, Any] = {
+    "t": 280, "s": 280, "cu_q": ((0, 130, 280),), "cu_kv": ((0, 130, 280),), "longest": (150, 150),
+}  # fmt: skip
 CASES = (
     case("64", h=64),
     case("64 causal", h=64, t=160, **CAUSAL),
     case("64 gaps", h=64, **_GAPS),
     case("36 and 80", h=36, v=80),
     case("96 and 64", h=96, v=64, **_GAPS),
+    case("packed from the top left", **_PACKED, **TOP_LEFT),
 )
 
 

@@ -153,7 +153,7 @@ def _calls_of(case: Case, gfx: str) -> list[Drawn]:
 
     def record(target, spec, device, kernel, arrays, results):
         given = call(target, spec, device, kernel, arrays, results)
-        attributes = aiter._attributes(spec, aiter.call_of(spec), kernel, device)
+        attributes = aiter._attributes(spec, aiter._kernel(spec, device)[0], kernel, device)
         found.append(
             Drawn(
                 target,

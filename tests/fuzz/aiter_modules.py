@@ -78,7 +78,7 @@ def program_of(i: int) -> Program:
     real = aiter._call
 
     def record(target, spec, device, kernel, operands, results):
-        attributes = aiter._attributes(spec, aiter.call_of(spec), kernel, device)
+        attributes = aiter._attributes(spec, aiter._kernel(spec, device)[0], kernel, device)
         shapes = [
             tuple((x.shape, np.dtype(x.dtype)) for x in buffers.values())
             for buffers in (operands, results)

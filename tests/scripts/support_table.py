@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from attn_dispatch import aiter, xla
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.call import call_of
 from attn_dispatch.aiter.kernels import NO_CK, kernel_for
-from attn_dispatch.aiter.widths import widened
+from attn_dispatch.aiter.widths import call_for
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from tests.scripts.plan_matrix import INSTALLED, Matrix, Planning
@@ -191,10 +190,10 @@ def _xla_cell(label: str, notes: Notes) -> str:
 
 def _amd_cell(label: str, device: Device, notes: Notes) -> str:
     """The cell of AITER: ASM, CK with the reasons against ASM, or the reasons against both."""
-    release, found = aiter_folder.release_for(device), list[str]()
+    (release,), found = aiter_folder.releases_for(device), list[str]()
     for letter, direction in zip("FB", ("forward", "backward"), strict=True):
         spec = CASES[label].spec(direction)
-        call = widened(call_of(spec), device.arch, release)
+        call = call_for(spec, device.arch, release)
         against = aiter.not_supported_reasons(spec, device)
         why = against or kernel_for(call, device.arch, release).why_not_asm
         numbers = ",".join(str(_number(x.rule, x.text, notes)) for x in why)

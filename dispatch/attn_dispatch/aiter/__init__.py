@@ -32,13 +32,13 @@ from attn_dispatch.aiter.buffers import (
     split_results,
     workspace_bytes,
 )
-from attn_dispatch.aiter.call import AiterCall, call_of
+from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
-from attn_dispatch.aiter.widths import widened
+from attn_dispatch.aiter.widths import call_for
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
@@ -222,7 +222,7 @@ def _kernel_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """Why no release runs a call: the reasons against the last that can be used, which runs the
     most calls."""
     releases = aiter_folder.releases_for(device)
-    call = widened(call_of(spec), device.arch, releases[-1])
+    call = call_for(spec, device.arch, releases[-1])
     reasons = aiter_kernels.not_supported_reasons(call, device.arch, releases[0])
     for other in releases[1:] if reasons else ():
         if why_not_here := _library_reasons(device, other):
@@ -239,7 +239,7 @@ def _sequences(
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
     releases = aiter_folder.releases_for(device)
-    call = widened(call_of(spec), device.arch, releases[-1])
+    call = call_for(spec, device.arch, releases[-1])
     return call, aiter_kernels.kernel_of_first(call, device.arch, releases)
 
 
@@ -256,7 +256,7 @@ def _call(
     for doubt in kernel.doubts:
         warn_once(doubt.with_remedy, AttentionKernelWarning)
     call = jax.ffi.ffi_call(target, list(results.values()))
-    attributes = _attributes(spec, call_of(spec), kernel, device)
+    attributes = _attributes(spec, _kernel(spec, device)[0], kernel, device)
     return dict(zip(results, call(*arrays.values(), **attributes), strict=True))
 
 
@@ -281,7 +281,8 @@ def _attributes(
         "bf16_rounding": np.int64(kernel.bf16_rounding),
         "needs_lse": call.needs_lse,
         "accumulator": kernel.accumulator,
-        "deterministic": call.deterministic,
+        # ASM is where it can be, and is not asked: AITER would refuse.
+        "deterministic": call.deterministic and kernel.family == "ck",
         "has_dbias": call.has_dbias,
         "is_paged": call.page_size > 0,
         "heads_first_kv": call.heads_first_kv,

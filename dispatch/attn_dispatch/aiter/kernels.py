@@ -87,6 +87,7 @@ def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
     if call.backward:
         # 16-bit atomics lose bits with every block of keys, and no call runs only with them.
+        name += ", one block of keys" if call.deterministic else ""
         rounds_dq = release.has_ck or arch not in rules_v0_1_15.DQ_IS_STORED_EARLY
         return Kernel(
             "asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", (), rounds_dq=rounds_dq
@@ -113,6 +114,8 @@ def kernel_of_first(call: AiterCall, arch: str, releases: Sequence[Release]) -> 
 
 
 NO_CK = "this AITER is built without CK"
+"""The note with reasons against ASM where it is all that is built."""
+
 _SPLIT_KV = KernelRule(
     "aiter/asm_split_kv",
     "forward",

@@ -28,6 +28,8 @@ _NO_LONGER = {
     "aiter/asm_backward_192_bottom_right",
     "aiter/asm_backward_192_top_left",
     "aiter/asm_backward_closed_window",
+    # One block of keys is, on gfx950: SEVERAL_BLOCKS.
+    "aiter/asm_deterministic",
     # CK is not there to be preferred. ASM's backward pass has not been tried with fewer than 17.
     "aiter/asm_few_queries",
     # CK is not there to run them instead: a warning (DOUBTS).
@@ -74,6 +76,27 @@ BEYOND_KEYS = KernelRule(
 """v0.1.15 to v0.1.20: the tile's offset is added to the buffer's base and its size left as it is,
 so that no store is out of range."""
 
+_ADDS_ONCE = "aiter/ops/mha.py: is_950_1block"
+_LAST_BITS = "leave out deterministic_backward if gradients may differ in their last bits"
+
+DETERMINISTIC = (
+    KernelRule("aiter/asm_deterministic", "backward", ("gfx942",), lambda c: c.deterministic,
+        "deterministic: ASM adds with atomics", _ADDS_ONCE, _LAST_BITS),
+    KernelRule("aiter/asm_deterministic_gfx950", "backward", ("gfx950",),
+        lambda c: c.deterministic and not _has_one_block(c),
+        f"deterministic: ASM adds with atomics where keys are packed, more than {_KEYS_OF_A_TILE}, "
+        "or head dims not equal ones from 72 to 128",
+        _ADDS_ONCE, _LAST_BITS),
+)  # fmt: skip
+"""One block of keys adds to each element once. AITER's Python then takes a kernel that adds in 16
+bits; that of 32 bits adds as often."""
+
+
+def _has_one_block(call: AiterCall) -> bool:
+    is_128 = call.head_dim == call.head_dim_v and 64 < call.head_dim <= 128
+    return is_128 and not call.is_group and call.seq_len_kv <= _KEYS_OF_A_TILE
+
+
 SOFT_CAP_GRADIENT = KernelRule(
     "aiter/asm_soft_cap_gradient", "backward", ("gfx942", "gfx950"),
     lambda c: c.logits_soft_cap > 0, "ASM would ignore logits_soft_cap",
@@ -87,6 +110,7 @@ RULES = (
     *(_changed(rule) for rule in ASM_RULES if rule.name not in _NO_LONGER),
     BEYOND_KEYS,
     SOFT_CAP_GRADIENT,
+    *DETERMINISTIC,
     OVER_INT32,
     OVER_GRID,
 )  # fmt: skip

@@ -1,19 +1,28 @@
-"""Head dims padded to those of an ASM kernel, where CK, which has kernels for others, is not built.
+"""Calls in the form that an ASM kernel has, where CK, which has kernels for others, is not built.
 
-Zeros add nothing to scores, and the columns of value that they make are cut off.
+Head dims are padded: zeros add nothing to scores, and the columns of value that they make are cut
+off. The diagonals of packed sequences are the same from both corners where lengths are equal.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.release import Release
+from attn_dispatch.call.spec import AttentionSpec
 
 _FORWARD = ((128, 128), (192, 128))
 _LEAST = {"gfx942": 64, "gfx950": 72}
 """The least head dim of backward kernels. They run every multiple of 8 up to the most."""
 _MOST = {"gfx942": 192, "gfx950": 128}
+
+
+def call_for(spec: AttentionSpec, arch: str, release: Release) -> AiterCall:
+    """The call in AITER's terms, for the kernels that are built."""
+    call = widened(call_of(spec), arch, release)
+    is_same_diagonal = call.is_group and spec.meaning.same_lengths and call.mask == "top_left"
+    return replace(call, mask="bottom_right") if is_same_diagonal and not release.has_ck else call
 
 
 def widened(call: AiterCall, arch: str, release: Release) -> AiterCall:
