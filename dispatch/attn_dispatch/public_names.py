@@ -23,6 +23,7 @@ from attn_dispatch.settings import (
 from attn_dispatch.warning import (
     AttentionConventionWarning,
     AttentionFallbackWarning,
+    AttentionKernelWarning,
     AttentionShardingWarning,
 )
 from attn_dispatch.whole_programs import assert_kernels, explain_program
@@ -31,6 +32,7 @@ from attn_dispatch.whole_programs.explained import ProgramExplanation
 __all__ = [
     "AttentionConventionWarning",
     "AttentionFallbackWarning",
+    "AttentionKernelWarning",
     "AttentionShardingWarning",
     "Explanation",
     "ProgramExplanation",

@@ -23,6 +23,10 @@ class AttentionConventionWarning(UserWarning):
     express what is meant."""
 
 
+class AttentionKernelWarning(UserWarning):
+    """A kernel with a known defect runs a call; the message says how to run it otherwise."""
+
+
 class AttentionShardingWarning(UserWarning):
     """A call's arrays are sharded such that devices compute more than their share of the call, or
     gather arrays for it."""

@@ -6,30 +6,46 @@ import os
 
 os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import jax
 import pytest
 
+from attn_dispatch.aiter import rules_v0_1_15
 from attn_dispatch.aiter.rules_v0_1_15 import BEYOND_KEYS
 from attn_dispatch.devices.target import parse
+from attn_dispatch.warning import AttentionKernelWarning
 from attn_dispatch_tools.verify.case import Case
 from tests.support.aiter_check import Check
 from tests.support.cdna import generations
-from tests.support.cdna.cases import CAUSAL, SCHEDULES, TIMED, case
+from tests.support.cdna.cases import CAUSAL, NAN, SCHEDULES, TIMED, TOP_LEFT, case
 from tests.support.cdna.kernels import Gpu
 from tests.support.cdna.machine import AT_ONCE, Schedule
+from tests.support.cdna.repairs import RepairedMachine
 
 GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 144), "kv_lengths": (160, 131)}
+LONG_GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 290), "kv_lengths": (160, 300)}
 CASES = (
     case("full"),
     case("causal", **CAUSAL),
     case("ragged", t=200, s=131, **CAUSAL),
     case("gaps", **GAPS),
     case("causal gaps", **GAPS, **CAUSAL),
+    case("causal blocks", t=300, s=300, k=2, **TOP_LEFT),
+    case("causal blocks with gaps", t=300, s=300, **LONG_GAPS, **CAUSAL),
 )
+LATE = Schedule("late", registers=True)
+MISSING_BARRIERS = (
+    case("causal blocks", t=600, s=600, **TOP_LEFT),
+    case("192/128", h=192, v=128),
+    case("causal 192/128", h=192, v=128, **CAUSAL),
+    case("packed 192/128", h=192, v=128, **GAPS, **CAUSAL),
+)
+IN_TURN = replace(AT_ONCE, conflicts=True)
 
 
 GpuOf = Callable[..., Gpu]
@@ -58,15 +74,41 @@ def test_kernels_agree_with_the_reference(call: Case, arch: str, gpu_of: GpuOf):
         assert gpu.conflicts == [] or lacks_barriers, gpu.schedule
 
 
-def test_missing_wait_of_gfx942(gpu_of: GpuOf):
-    """dq_convert reads LDS, passes a barrier, and stores what it read with no s_waitcnt between."""
+@pytest.mark.parametrize("call", MISSING_BARRIERS, ids=str)
+def test_repaired_kernels_of_gfx950_agree_in_every_order(call: Case, gpu_of: GpuOf):
+    """One or two barriers more; without them waves in turn have wrong results."""
+    gpu = gpu_of("gfx950")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AttentionKernelWarning)
+        check = Check.of(call, parse("gfx950"), gpu.emulator)
+    gpu.schedule = IN_TURN
+    assert max(check.errors().values()) > 2
+    gpu.machine = RepairedMachine()
+    for gpu.schedule in (*SCHEDULES, IN_TURN):
+        gpu.conflicts = []
+        assert max(check.errors().values()) <= 1, gpu.schedule
+        assert gpu.conflicts == [], gpu.schedule
+
+
+def test_gradient_of_query_needs_no_conversion_on_gfx942(
+    gpu_of: GpuOf, monkeypatch: pytest.MonkeyPatch
+):
+    """dq_convert stores what it read from LDS without an s_waitcnt; with one it is right."""
     gpu = gpu_of("gfx942")
-    gpu.waits = True
-    gpu.schedule = Schedule("late", registers=True)
+    gpu.waits, gpu.schedule = True, LATE
+    check = Check.of(case("wait"), parse("gfx942"), gpu.emulator)
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=r"dq_convert.*v16 is used before its load"
     ):
-        Check.of(case("wait"), parse("gfx942"), gpu.emulator).errors()
+        check.errors()
+    gpu.schedule = Schedule("late", fill=NAN)
+    assert max(check.errors().values()) <= 1
+    monkeypatch.setattr(rules_v0_1_15, "DQ_IS_STORED_EARLY", ())
+    of_the_kernel = Check.of(case("wait"), parse("gfx942"), gpu.emulator)
+    assert of_the_kernel.errors()["query"] > 2
+    gpu.machine = RepairedMachine()
+    for gpu.schedule in (*SCHEDULES, LATE):
+        assert max(of_the_kernel.errors().values()) <= 1, gpu.schedule
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -81,6 +123,9 @@ def test_gfx950_writes_beyond_the_last_key_from_the_bottom_right(dtype: str, gpu
     gpu.schedule = AT_ONCE
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"causal_br_a32.* is in no buffer"):
         Check.of(case("beyond", t=290, s=300, **facts), parse("gfx950"), gpu.emulator).errors()
+    gpu.machine = RepairedMachine()
+    check = Check.of(case("repaired", t=290, s=300, **facts), parse("gfx950"), gpu.emulator)
+    assert max(check.errors().values()) <= 1
     gpu = gpu_of("gfx950")
     gpu.schedule = TIMED
     for t, s, kernel in ((290, 512, "causal_br"), (200, 256, "causal_br"), (300, 300, "causal")):

@@ -19,6 +19,7 @@ from attn_dispatch.aiter.arrays import (
     inputs,
     lse_from_rows,
     lse_to_rows,
+    rounded_dq,
     sum_groups,
     sum_to_bias,
     to_rows,
@@ -47,6 +48,7 @@ from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes
+from attn_dispatch.warning import AttentionKernelWarning, warn_once
 
 NAME = "aiter"
 PLATFORM = "rocm"
@@ -74,6 +76,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     engine = str(kernel)
     if kernel.why_not_asm:
         engine += f" (not asm: {'; '.join(x.with_remedy for x in kernel.why_not_asm)})"
+    if kernel.doubts:
+        engine += f" (in doubt: {'; '.join(x.with_remedy for x in kernel.doubts)})"
     copies = padded_bytes(spec, call.head_dim, call.head_dim_v)
     return Plan(engine, workspace_bytes(call, kernel), copies)
 
@@ -150,6 +154,8 @@ def backward(
     arrays["out_grad"] = to_rows(pad_last(out_grad, call.head_dim_v), call)
     buffers = backward_results(call, kernel)
     results = _call(BACKWARD_TARGET, spec, device, kernel, arrays, buffers)
+    if not kernel.rounds_dq:
+        results["dq"] = rounded_dq(results["dq_acc"], spec.dtype)
     dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))
     gradients = {
         "query": scaled_query(
@@ -247,6 +253,8 @@ def _call(
 ) -> KernelArrays:
     if device.is_present:
         register(device.arch)
+    for doubt in kernel.doubts:
+        warn_once(doubt.with_remedy, AttentionKernelWarning)
     call = jax.ffi.ffi_call(target, list(results.values()))
     attributes = _attributes(spec, call_of(spec), kernel, device)
     return dict(zip(results, call(*arrays.values(), **attributes), strict=True))

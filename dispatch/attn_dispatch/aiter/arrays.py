@@ -86,6 +86,11 @@ def where_real(real: jax.Array | None, x: jax.Array, value: float) -> jax.Array:
     return x if real is None else jnp.where(real[:, :, None, None], x, value)
 
 
+def rounded_dq(dq_acc: jax.Array, dtype: str) -> jax.Array:
+    """The gradient of query from its float32 sums, whose heads come before their rows."""
+    return jnp.swapaxes(dq_acc, -3, -2).astype(dtype)
+
+
 def sum_groups(spec: AttentionSpec, x: jax.Array) -> jax.Array:
     """Gradients [B, S, N, D], one per query head, summed to [B, S, K, D]."""
     if spec.num_heads == spec.num_kv_heads:

@@ -62,6 +62,8 @@ def workspace_bytes(call: AiterCall, kernel: Kernel) -> int:
         return 0
     results = backward_results(call, kernel)
     scratch = num_bytes(results["softmax_d"]) + num_bytes(results["dq_acc"])
+    if not kernel.rounds_dq:
+        scratch += num_bytes(results["dq"])
     if "dbias" in results:
         scratch += num_bytes(results["dbias"])
     if call.num_heads != call.num_kv_heads:

@@ -36,6 +36,10 @@ class Kernel:
     """Backward: how the gradient of query is accumulated (aiter_api.h). CK: "split"."""
     why_not_asm: tuple[Reason, ...]
     """Every reason for CK rather than ASM; empty for ASM, and for split-KV, which only CK has."""
+    doubts: tuple[Reason, ...] = ()
+    """Known defects of the kernel, of which calls warn."""
+    rounds_dq: bool = True
+    """Backward: whether the kernel rounds the gradient of query, or leaves it to XLA."""
     num_splits: int = 1
     """Split-KV: the number of parts into which the keys of a row are split."""
     release: Release = DEV18
@@ -76,15 +80,19 @@ def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
     if call.is_split:
         splits = splits_of(call, arch)
         name = f"ck split-KV, {splits} split{'s' if splits > 1 else ''}"
-        return Kernel("ck", name, _NEAREST_EVEN, "split", (), splits)
+        return Kernel("ck", name, _NEAREST_EVEN, "split", (), num_splits=splits)
     if release.has_ck and (why := _why_not_asm(call, arch)):
         name = "ck deterministic" if call.deterministic else "ck"
         return Kernel("ck", name, _NEAREST_EVEN, "split", why)
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
     if call.backward:
         # 16-bit atomics lose bits with every block of keys, and no call runs only with them.
-        return Kernel("asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", ())
-    return Kernel("asm", name, _NEAREST_EVEN, "split", ())
+        rounds_dq = release.has_ck or arch not in rules_v0_1_15.DQ_IS_STORED_EARLY
+        return Kernel(
+            "asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", (), rounds_dq=rounds_dq
+        )
+    doubts = () if release.has_ck else _reasons(rules_v0_1_15.DOUBTS, call, arch)
+    return Kernel("asm", name, _NEAREST_EVEN, "split", (), doubts)
 
 
 def kernel_of_first(call: AiterCall, arch: str, releases: Sequence[Release]) -> Kernel:

@@ -12,6 +12,7 @@ from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.release import Release, Version, text_of
 from attn_dispatch.aiter.rules import (
     ASM_RULES,
+    DEFECTS,
     DISPATCH,
     OVER_GRID,
     OVER_INT32,
@@ -29,6 +30,8 @@ _NO_LONGER = {
     "aiter/asm_backward_closed_window",
     # CK is not there to be preferred. ASM's backward pass has not been tried with fewer than 17.
     "aiter/asm_few_queries",
+    # CK is not there to run them instead: a warning (DOUBTS).
+    "aiter/asm_192_barrier",
 }
 _SOURCES = {
     # rocm_backend/aiter_v0_1_15_*.cc refuses it.
@@ -86,8 +89,20 @@ RULES = (
     SOFT_CAP_GRADIENT,
     OVER_INT32,
     OVER_GRID,
-)
+)  # fmt: skip
 """The calls that no ASM kernel runs, in the newest version."""
+
+DOUBTS = (
+    KernelRule("aiter/asm_192_barrier", "forward", ("gfx950",),
+        lambda c: (c.head_dim, c.head_dim_v) == (192, 128),
+        "AITER's ASM kernel for head dims (192, 128) on gfx950 lacks a barrier, so that its "
+        "results would be wrong if one wave fell far behind another. No GPU is known to have shown "
+        "it", DEFECTS, "`with attn_dispatch.aiter_asm(False):` computes the call with XLA"),
+)  # fmt: skip
+"""The calls that run on ASM with a warning."""
+
+DQ_IS_STORED_EARLY = ("gfx942",)
+"""Where the kernel that rounds the gradient of query stores its results with no wait for them."""
 
 _BEFORE: tuple[tuple[Version, str, str, str, Callable[[AiterCall], bool]], ...] = (
     ((0, 1, 18), "gfx950", _FORWARD_192, "github.com/ROCm/aiter/pull/4239",

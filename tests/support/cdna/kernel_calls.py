@@ -88,6 +88,8 @@ _BOTH = generations.GENERATIONS
 _DEV18, _TODAY, _GFX942, _GFX950 = ("dev18",), ("v0.1.15",), ("gfx942",), ("gfx950",)
 _NARROW = "aiter/asm_backward_narrow_gfx950"
 UNREACHABLE = (
+    Unreachable(_DEV18, _GFX950, r"fwd_hd192_hd128_bf16(_causal)?(_group)?",
+        "it lacks a barrier, and CK runs its calls", ("aiter/asm_192_barrier",)),
     Unreachable(_DEV18, _GFX942, r"(MI308/)?fwd_hd128_bf16(_causal)?(_group)?",
         "AITER's tables do not name it"),
     Unreachable(_DEV18, _GFX950, r"fwd_hd128_fp16(_causal)?|bwd_hd128_bf16_(causal_)?a(16|32)",

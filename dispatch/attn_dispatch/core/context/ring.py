@@ -53,7 +53,7 @@ _ONCE = ("sinks",)
 
 def compute(device: DeviceCall) -> Arrays:
     """The device's results; in a causal call rows and keys, or documents, are in zigzag order."""
-    device = _with_finite_padding(device)
+    device = _with_finite_padding(_without_long_segments(device))
     others = partial(_others, device, Documents.of(device))
     return (_backward if device.is_backward else _forward)(device, others)
 
@@ -75,6 +75,24 @@ def _with_finite_padding(device: DeviceCall) -> DeviceCall:
     promises = replace(device.options.promises, finite_padding=True)
     options = replace(device.options, promises=promises)
     return replace(device, options=options, operands=dict(device.operands) | finite)
+
+
+def _without_long_segments(device: DeviceCall) -> DeviceCall:
+    """The backward call with gradients of 0 through rows that are NaN.
+
+    Beside one device's keys a segment may be longer than max_segment_len, and beside another's not:
+    there nothing else tells that its rows are NaN.
+    """
+    is_checked = device.options.promises.is_checked
+    if not device.is_backward or device.meaning.max_seq_lens is None or is_checked:
+        return device
+    given = dict(device.operands)
+    is_nan = jnp.isnan(given["lse"]).all(-2)  # a NaN of the caller's may be in one head alone
+    by_row = {x: y for x, y in given.items() if x in ("out", "out_grad")}
+    given |= {x: jnp.where(is_nan[..., None, None], 0, y) for x, y in by_row.items()}
+    by_head = {x: fill for x, fill in (("lse", jnp.inf), ("lse_grad", 0)) if x in given}
+    given |= {x: jnp.where(is_nan[..., None, :], fill, given[x]) for x, fill in by_head.items()}
+    return replace(device, operands=given)
 
 
 def _forward(device: DeviceCall, others: _Step) -> Arrays:
