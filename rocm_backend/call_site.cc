@@ -1,6 +1,8 @@
 #include "call_site.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -131,6 +133,10 @@ Result<CallSite> decode_call_site(const Attributes& attributes, Pass pass) {
   const float dropout = attributes.dropout_rate, cap = attributes.logits_soft_cap;
   site.arch = std::string(attributes.arch);
   site.generation = std::string(attributes.generation);
+  if (std::find(std::begin(kGenerations), std::end(kGenerations), site.generation) ==
+      std::end(kGenerations)) {
+    decoder.fail("generation", "one of dev18, v0.1.15", attributes.generation);
+  }
   site.takes_prefix_sums = takes_prefix_sums(attributes);
   site.call.max_seq_len_q = decoder.number("max_seq_len_q", attributes.max_seq_len_q, 1, kMost);
   site.call.max_seq_len_kv = decoder.number("max_seq_len_kv", attributes.max_seq_len_kv, 1, kMost);

@@ -69,13 +69,21 @@ Status check_limits(const AttnAiterForward& forward) {
 }
 
 Status check_limits(const AttnAiterBackward& backward) {
-  ATTN_RETURN_IF_ERROR(check_shared(backward.call));
+  const AttnAiterCall& call = backward.call;
+  ATTN_RETURN_IF_ERROR(check_shared(call));
+  if (call.use_asm && call.is_group && call.window_left >= 0) {
+    return wrong_value("window_left", "-1 in a packed backward pass by ASM", call.window_left);
+  }
+  if (call.use_asm && call.is_group && call.window_right > 0) {
+    return wrong_value("window_right", "-1 or 0 in a packed backward pass by ASM",
+                       call.window_right);
+  }
   // Only these kernels exist: the rows of dq_acc are 128 or 192 wide.
-  const int32_t dim = backward.call.head_dim;
+  const int32_t dim = call.head_dim;
   if (backward.accumulator == ATTN_AITER_ATOMIC_16 && dim > 128 && dim != 192) {
     return wrong_value("head dim of q", "at most 128, or 192, with accumulator atomic_16", dim);
   }
-  return check_grid("heads of q", backward.call.num_heads);
+  return check_grid("heads of q", call.num_heads);
 }
 
 Status check_limits(const AttnAiterSplitKv& split) {

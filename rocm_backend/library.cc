@@ -7,11 +7,11 @@
 #include <map>
 #include <mutex>
 
+#include "spec.h"
+
 namespace attn_dispatch {
 namespace {
 
-// AITER's C++ interface changes from release to release; the adapter's files are named after these.
-constexpr std::string_view kGenerations[] = {"dev18", "v0.1.15"};
 constexpr char kRemedy[] = "build it again with `attn-dispatch build-aiter`";
 
 // Leaked on purpose: threads may outlive static destruction.

@@ -7,6 +7,9 @@
 
 namespace attn_dispatch {
 
+// The generations of AITER's C++ interface, after which the adapter's files are named.
+inline constexpr std::string_view kGenerations[] = {"dev18", "v0.1.15"};
+
 // FIELD(type, name) for each attribute.
 // clang-format off
 #define ATTN_AITER_SPEC(FIELD)                                                        \

@@ -177,6 +177,7 @@ class TestFailures:
              {"mask": "diagonal"}),
             ('bias: expected one of none, bias, alibi, got "junk"', {"bias": "junk"}),
             ("accumulator: expected one of split,", {"accumulator": "junk"}),
+            ('generation: expected one of dev18, v0.1.15, got "v0.1"', {"generation": "v0.1"}),
             ("window_left: expected -1 to 2147483647, got -2", {"window_left": np.int64(-2)}),
             ("window_left: expected -1, except under a mask, got 3", {"window_left": np.int64(3)}),
             ("bf16_rounding: expected 0 to 2, got 3", {"bf16_rounding": np.int64(3)}),

@@ -6,8 +6,8 @@ The CPU stands in for an AMD GPU. The emulator is loaded as the library of both 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,8 @@ import pytest
 from attn_dispatch import aiter, dot_product_attention, explain
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import library as aiter_library
+from attn_dispatch.aiter.call import call_of
+from attn_dispatch.aiter.kernels import kernel_of_first
 from attn_dispatch.aiter.release import DEV18, Release
 from attn_dispatch.devices.device import Device
 from attn_dispatch_tools.verify.case import spec_of
@@ -92,6 +94,18 @@ def test_explain_names_the_release_and_the_reasons_of_the_newer(both):
     assert "asm v3 bf16" in said and "of AITER" not in said
 
 
+def test_asm_of_dev18_runs_what_a_newer_kernel_computes_wrong():
+    """A bottom-right mask on gfx950, whose newer kernel writes beyond the gradients of keys."""
+    case = replace(next(x for x in AITER_CASES if x.name == "asm"), t=280, s=300, is_causal=True)
+    case = replace(case, alignment="bottom_right")
+    given = case.operands() | case.cotangents() | {"lse": np.zeros((1, case.n, 280), np.float32)}
+    call = call_of(spec_of(case.backward_options(), given | {"out": given["out_grad"]}))
+    kernel = kernel_of_first(call, "gfx950", (NEWER, DEV18))
+    assert (kernel.family, kernel.release, kernel.why_not_asm) == ("asm", DEV18, ())
+    assert str(kernel) == "asm v3 bf16, rounding nearest even, fp32 atomics of AITER v0.1.7"
+    assert kernel_of_first(call, "gfx942", (NEWER, DEV18)).release == NEWER
+
+
 def test_what_neither_runs_has_the_reasons_of_ck(both):
     said = str(explain(*_arrays(), **BIAS, logits_soft_cap=5.0))
     assert "CK has no logits_soft_cap together with bias" in said and "without CK" not in said
@@ -113,7 +127,7 @@ def builds(tmp_path: Path, monkeypatch) -> dict[str, Path]:
         (folder / "hsa" / "gfx942").mkdir(parents=True)
         (folder / aiter_folder.ADAPTER).touch()
         version = {"dev18": record.wheel_version, "v0.1.15": "0.1.20"}[generation]
-        dataclasses.replace(record, generation=generation, wheel_version=version).write(folder)
+        replace(record, generation=generation, wheel_version=version).write(folder)
     return folders
 
 

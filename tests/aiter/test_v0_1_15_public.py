@@ -15,7 +15,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.release import Release
+from attn_dispatch.aiter.release import DEV18, Release
 from tests.support.aiter_public import assert_close, value_and_gradients
 
 SEGMENTS = {
@@ -82,8 +82,8 @@ def test_what_asm_would_drop_is_in_values_and_gradients(emulator, options: dict[
 
 
 def test_a_program_of_another_generation_is_refused(emulator, monkeypatch):
-    another = Release("v0.3.0", (0, 3, 0))
-    monkeypatch.setattr(aiter_folder, "release", lambda arch: another)
+    monkeypatch.setattr(aiter_folder, "release", lambda arch: DEV18)
     run = jax.jit(lambda *x: dot_product_attention(*x)).lower(*_arrays())
-    with pytest.raises(Exception, match=r"v0\.3\.0, and loaded is dev18 and v0\.1\.15; lower it"):
+    emulator.set_generation("v0.1.99")
+    with pytest.raises(Exception, match=r"dev18, and loaded is v0\.1\.99 and v0\.1\.15; lower it"):
         run.compile()(*_arrays())

@@ -29,6 +29,8 @@ import ml_dtypes
 import numpy as np
 
 from attn_dispatch import aiter
+from attn_dispatch.aiter import folder
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
@@ -56,7 +58,7 @@ _WORDS = {
     "bias": ("none", "bias", "alibi", "junk", ""),
     "accumulator": ("split", "atomic_32", "atomic_16", "junk", ""),
     "arch": ("gfx942", "gfx950", "", "gfx1100" * 40),
-    "generation": ("dev18",),  # of another, gaps have other operands
+    "generation": ("dev18", "v0.1.15", "v0.1.15\0", "v0.1", "", "junk" * 40),
 }
 _REFUSAL = re.compile(r"[\w ]+: expected .+, got .*|expected \d+ operands and \d+ results, got .+")
 _ABOUT_DATA = re.compile(r"seqstart_|seqlen_|sequence \d|page_table\[")
@@ -71,6 +73,9 @@ _CASES = dict.fromkeys(
     ("gfx942",),
 ) | {"asm_lse_grad": _BOTH, "asm_packed": _BOTH}  # fmt: skip
 """Names of cases in aiter_cases.py, with the GPUs that each is lowered for."""
+
+_NEWER = Release("v0.1.15", (0, 1, 20)), ("asm_packed", "lengths_bottom_right", "segments")
+"""A release that takes prefix sums of lengths, and cases that are lowered for it too."""
 
 _REAL_CALLS = build.FOLDER / "real_aiter_calls.pickle"
 
@@ -135,6 +140,8 @@ def write_real_calls() -> None:
     """
     cases = [(x, gfx) for x in AITER_CASES for gfx in _CASES.get(x.name, ())]
     calls = [call for case, gfx in cases for call in _calls_of(case, gfx)]
+    with mock.patch.object(folder, "release", lambda arch: _NEWER[0]):
+        calls += sum((_calls_of(x, "gfx942") for x in AITER_CASES if x.name in _NEWER[1]), [])
     draft = _REAL_CALLS.with_suffix(f".{os.getpid()}")
     draft.write_bytes(pickle.dumps(calls))
     draft.replace(_REAL_CALLS)
@@ -338,6 +345,7 @@ def _check_by_xla(call: Drawn, sentence: str) -> None:
         return
     numbers = {bool: bool, str: _text, float: np.float32, int: np.int64}
     attributes: dict[str, Any] = {x: numbers[type(y)](y) for x, y in call.attributes.items()}
+    aiter_emulated.emulator().reset()
     aiter_emulated.emulator().set_arch(_text(call.attributes["arch"])[:60])
     function = jax.ffi.ffi_call(call.target, [jax.ShapeDtypeStruct(*x) for x in call.results])
     try:
@@ -360,6 +368,7 @@ def _run(call: Drawn, struct: Any) -> tuple[str, list[np.ndarray]]:
     emulator = aiter_emulated.emulator()
     emulator.reset()
     emulator.set_arch(call.attributes["arch"])
+    emulator.set_generation(call.attributes["generation"])
     arenas = [np.full(_bytes(*x) + 2 * _RED_ZONE, 0xA5, np.uint8) for x in call.buffers]
     insides = [x[_RED_ZONE:-_RED_ZONE] for x in arenas]
     for inside, is_sum in zip(insides[len(call.operands) :], _is_sum(call), strict=True):

@@ -60,6 +60,8 @@ def _of_operands(call: Any) -> list:
         ("seqstart_k", call.seqstart_k, 4, [(call.batch + 1, 1)]),
         ("seqlen_q", call.seqlen_q, 4, [(call.batch, 1)]),
         ("seqlen_k", call.seqlen_k, 4, [(call.batch, 1)]),
+        ("cu_seqlen_q", call.cu_seqlen_q, 4, [(call.batch + 1, 1)]),
+        ("cu_seqlen_k", call.cu_seqlen_k, 4, [(call.batch + 1, 1)]),
         ("rng_state", call.rng_state, 8, [(2, 1)]),
     ]
     if call.bias_kind == _ALIBI:

@@ -105,12 +105,11 @@ def kernel_of_first(call: AiterCall, arch: str, releases: Sequence[Release]) -> 
     kernel = replace(kernel_for(call, arch, release), release=release)
     if release == releases[0]:
         return kernel
+    kernel = replace(kernel, name=f"{kernel.name} of AITER {text_of(release.version)}")
+    if kernel.family == "asm" or call.is_split:
+        return kernel
     why = _reasons(rules_v0_1_15.rules_of(releases[0]), call, arch)
-    return replace(
-        kernel,
-        name=f"{kernel.name} of AITER {text_of(release.version)}",
-        why_not_asm=() if call.is_split else _remedies_if_all(why),
-    )
+    return replace(kernel, why_not_asm=_remedies_if_all(why))
 
 
 NO_CK = "this AITER is built without CK"
