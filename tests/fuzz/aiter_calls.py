@@ -141,7 +141,8 @@ def write_real_calls() -> None:
     cases = [(x, gfx) for x in AITER_CASES for gfx in _CASES.get(x.name, ())]
     calls = [call for case, gfx in cases for call in _calls_of(case, gfx)]
     with mock.patch.object(folder, "release", lambda arch: _NEWER[0]):
-        calls += sum((_calls_of(x, "gfx942") for x in AITER_CASES if x.name in _NEWER[1]), [])
+        newer = [x for x in AITER_CASES if x.name in _NEWER[1]]
+        calls += [call for case in newer for call in _calls_of(case, "gfx942")]
     draft = _REAL_CALLS.with_suffix(f".{os.getpid()}")
     draft.write_bytes(pickle.dumps(calls))
     draft.replace(_REAL_CALLS)
