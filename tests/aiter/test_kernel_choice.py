@@ -39,6 +39,11 @@ STRICTER = [
     (("gfx942", "gfx950"), replace(BACKWARD, **_lengths(16, 512)), "backward with 16 queries"),
     (("gfx942",), replace(BACKWARD, **GROUP), "backward of packed sequences: AITER reads their"),
     (("gfx950",), replace(BACKWARD, **WINDOW), "window (128, 0): gives NaN now and then on gfx950"),
+    (
+        ("gfx942",),
+        replace(BACKWARD, **WINDOW, **_lengths(500, 512)),
+        "window (128, 0) and 500 queries, no multiple of 16",
+    ),
     (("gfx950",), replace(BACKWARD, **D64), "head dims (64, 64): on gfx950 AITER takes"),
     (("gfx950",), replace(BACKWARD, **D192), "head dims (192, 192): on gfx950 AITER takes"),
     (

@@ -31,6 +31,7 @@ from tests.support.cdna.cases import (
     case,
     drawn,
 )  # fmt: skip
+from tests.support.cdna.generations import planned
 from tests.support.cdna.kernels import Gpu
 from tests.support.cdna.machine import Schedule
 from tests.support.cdna.repairs import RepairedMachine
@@ -90,6 +91,24 @@ def test_missing_barriers_of_gfx950(kernel_case: KernelCase, wrong: Schedule | N
         gpu.conflicts = []
         assert max(check.errors().values()) <= 1, gpu.schedule
         assert gpu.conflicts == [], gpu.schedule
+
+
+def test_windows_backward_read_lse_beyond_the_last_row(gpu_of: GpuOf):
+    """Where the last tile of 16 queries ends beyond it, in any head but the first of all.
+
+    Our rule keeps such calls from ASM.
+    """
+    facts = {"window": (40, 30), "k": 2, "s": 90}
+    ragged, whole = case("ragged window", t=150, **facts), case("window", t=144, **facts)
+    gpu = gpu_of("gfx942")
+    for call, engine in ((ragged, "ck"), (whole, "bwd_hd128_bf16_swa_a32_rtne_psskddv")):
+        gpu.ran = []
+        assert max(Check.of(call, parse("gfx942"), gpu.emulator).errors().values()) <= 1
+        assert gpu.ran == ["ck", engine]
+    with planned("dev18", ["aiter/asm_backward_window_rows"]):
+        check = Check.of(ragged, parse("gfx942"), gpu.emulator)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"swa_a32.* is in no buffer"):
+            check.errors()
 
 
 class _Shortened(Gpu):

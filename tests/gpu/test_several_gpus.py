@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -165,3 +166,33 @@ def test_program_in_a_shard_map_over_one_axis_agrees_with_one_gpu(record):
     for _ in range(10):
         assert_close(compiled(*placed), both(halves)(*operands))
     record(devices=4)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_pool_of_pages_on_two_gpus_agrees_with_one_gpu(queries, kind, record):
+    """Each GPU attends to the pages that it holds, by its kernel for pages."""
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((4, queries, 16, 128)).astype(jnp.bfloat16)
+    pool = rng.standard_normal((256, 64, 4, 128)).astype(jnp.bfloat16)
+    table = rng.permutation(256).reshape(4, 64).astype(np.int32)
+    lengths = np.array([4096, 4001, 70, 0], np.int32)
+    attend = jax.jit(partial(attn_dispatch.paged_attention, return_lse=True))
+    expected = attend(query, pool, pool, table, lengths)
+    over = jax.make_mesh((2,), ("pool",), axis_types=(kind,), devices=DEVICES)
+    with jax.set_mesh(over):
+        pages = jax.device_put(pool, NamedSharding(over, P("pool")))
+        rest = [jax.device_put(x, NamedSharding(over, P())) for x in (query, table, lengths)]
+        given = (rest[0], pages, pages, *rest[1:])
+        compiled = attend.lower(*given).compile()
+        got = compiled(*given)
+    text = present(compiled.as_text())
+    assert "all-gather" not in text
+    assert ON_CPUS or cudnn.FORWARD_TARGET in text
+    (out, lse), (of_one, lse_of_one) = (
+        [np.asarray(x, np.float32) for x in y] for y in (got, expected)
+    )
+    assert np.abs(out - of_one).max() <= 2e-2 * np.abs(of_one).max()
+    assert np.array_equal(lse == -np.inf, lse_of_one == -np.inf)
+    assert np.abs(np.where(lse == -np.inf, 0, lse - np.maximum(lse_of_one, -1e9))).max() <= 1e-3
+    record(queries=queries, axes=kind.name, devices=2)

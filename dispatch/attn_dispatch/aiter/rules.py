@@ -68,6 +68,7 @@ _COUNTED: dict[str, Callable[[AiterCall], str | int]] = {
 }
 
 
+_ROWS_OF_A_BACKWARD_TILE = 16  # of ASM's kernels for windows
 _BOTH, _GFX942, _GFX950 = ARCHS, ("gfx942",), ("gfx950",)
 
 
@@ -87,6 +88,16 @@ def _equal_and_within(call: AiterCall, low: int, high: int) -> bool:
 def _top_left_of_unequal(call: AiterCall) -> bool:
     """Whether the diagonal is top-left and differs from the bottom-right one."""
     return call.mask == "top_left" and (call.is_group or call.seq_len_q != call.seq_len_kv)
+
+
+def _reads_beyond_lse(call: AiterCall) -> bool:
+    """Whether the last tile of queries ends beyond the last one, in any head but the first.
+
+    These kernels move the base of lse and delta by heads and batch rows, not their sizes.
+    """
+    is_first_alone = call.batch * call.num_heads == 1
+    is_ragged = call.seq_len_q % _ROWS_OF_A_BACKWARD_TILE != 0
+    return _is_window(call) and not is_first_alone and is_ragged
 
 
 def _fewer_rows(call: AiterCall) -> str:
@@ -194,6 +205,11 @@ ASM_RULES = (
     KernelRule("aiter/asm_backward_window_gfx950", "backward", _GFX950, _is_window,
         f"backward with a {_WINDOW}: gives NaN now and then on gfx950",
         "github.com/ROCm/aiter/pull/816"),
+    KernelRule("aiter/asm_backward_window_rows", "backward", _GFX942, _reads_beyond_lse,
+        f"backward with a {_WINDOW} and {{seq_len_q}} queries, no multiple of "
+        f"{_ROWS_OF_A_BACKWARD_TILE}: ASM reads lse beyond the last row, and gives NaN if NaN is "
+        "there",
+        "tests/cdna/test_attention.py"),
     KernelRule("aiter/asm_backward_few_queries", "backward", _BOTH,
         lambda c: not c.is_group and c.seq_len_q <= 16,
         "backward with {seq_len_q} queries: CK is preferred up to 16", PYTHON),

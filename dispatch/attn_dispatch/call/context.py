@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Strategy = Literal["gather", "ring", "halo", "keys"]
-"""How devices exchange keys; "keys": not at all, they merge results."""
+Strategy = Literal["gather", "ring", "halo", "keys", "pages"]
+"""How devices exchange keys; "keys" and "pages": not at all, they merge results."""
 SequenceOrder = Literal["contiguous", "zigzag", "documents"]
 
 

@@ -21,6 +21,7 @@ from attn_dispatch.core.device_share import DeviceShare, device_spec, received_b
 from attn_dispatch.core.explicit_axes import explicit_shards
 from attn_dispatch.core.mesh_axes import name_of
 from attn_dispatch.core.partly_manual import other_axes
+from attn_dispatch.core.sharding_warnings import SplitCall, why_keys_move
 from attn_dispatch.core.shards import Shards, entry
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.text import in_units
@@ -103,7 +104,8 @@ def _part(
     notes += [f"all devices along {_named(idle)} compute the same"] if idle else []
     received = received_bytes(shards, call, specs)
     if received:
-        notes.append(f"receives {in_units(received)} of its operands from other devices")
+        why = why_keys_move(SplitCall(call, shards, specs))
+        notes.append(f"receives {in_units(received)} of its operands from other devices{why}")
     notes += _exchanges(call, shards, specs["query"])
     strategies = _strategies(call, shards, specs["query"])
     share = DeviceShare("; ".join(notes), manual + split, received, shards.strategy, strategies)
@@ -117,7 +119,10 @@ def _exchanges(call: LeadingCall, shards: Shards, query: P) -> Iterator[str]:
         sizes = dict(shards.sizes)
         axes = _whole({axis: sizes[axis] for axis in exchanged})
         yield f"tokens are exchanged for heads along {_named(axes)}"
-    if shards.strategy == "keys":
+    if shards.strategy == "pages":
+        forward, _ = map(in_units, keys.summed_bytes(device_spec(shards, call)))
+        yield f"pages stay where they are: devices sum results, {forward}: the call is a piece"
+    elif shards.strategy == "keys":
         forward, backward = map(in_units, keys.summed_bytes(device_spec(shards, call)))
         yield (
             f"keys stay where they are: devices sum results, {forward}, and in the backward pass "

@@ -104,7 +104,8 @@ def _partitioner(
             for name, x in by_name
             if name in WITH_ROWS
         }
-        warn_of_costs(SplitCall(call, shards, before, left_out))
+        with settings.restored(surroundings):
+            warn_of_costs(SplitCall(call, shards, before, left_out))
 
         def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # This runs when XLA compiles, in any thread, and maybe after a `with` block of settings

@@ -12,6 +12,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import call_warnings
+from attn_dispatch.core.context import whole_rows
 from attn_dispatch.core.context.strategies import STRATEGIES, Spread, reasons
 from attn_dispatch.core.device_share import axes_lost, received_bytes
 from attn_dispatch.core.mesh_axes import name_of
@@ -137,7 +138,27 @@ def _lost(split: SplitCall) -> dict[str, object]:
         "along": " and ".join(dict.fromkeys(_ALONG.get(x, "the batch") for x in letters)),
         "axes": _named(split.shards, [axis for axes in lost.values() for axis in axes]),
         "received": in_units(received),
+        "why": why_keys_move(split),
     }
+
+
+def why_keys_move(split: SplitCall) -> str:
+    """Why devices gather keys or pages, and do not attend from all rows to their own ones.
+
+    In parentheses, after a space; empty if they gather none, or something else is the cause.
+    """
+    shards, lost = split.shards, split.lost
+    letters = {letter for axes in lost.values() for letter in axes.values()}
+    axes = {axis for of_one in lost.values() for axis in of_one}
+    if letters not in ({"s"}, {"p"}) or axes & set(shards.heads):
+        return ""
+    if settings.current().context_parallel == "heads":
+        return ' (context_parallel is "heads")'
+    if axes & set(sum(shards.leading, ())):
+        return " (the batch is split along them)"
+    batch, devices = shards.ways(sum(shards.leading, ())), shards.ways(tuple(axes))
+    found = sentences(whole_rows.reasons(split.call.spec, devices, batch))
+    return f" ({found})" if found else ""
 
 
 def _can_stay(split: SplitCall, axes: tuple[str, ...]) -> bool:
@@ -191,7 +212,7 @@ _RULES = (
         "sharding/keys",
         lambda x: bool(x.lost),
         "{arrays} {are} sharded along {along} by {axes}, and each device gathers {received} of "
-        "them in every call",
+        "them in every call{why}",
         remedy=_remedy_for_lost,
         facts=_lost,
     ),

@@ -137,7 +137,7 @@ class Shards:
     order: SequenceOrder = "contiguous"
     """The order of rows and keys."""
     keys: tuple[str, ...] = ()
-    """The axes that split keys alone; rows are whole."""
+    """The axes that split keys, or the pages of a pool, alone; rows are whole."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -156,6 +156,7 @@ class Shards:
         # What has both rows and keys, shared or not, is split along rows alone.
         has_rows = any(x.endswith("t") for x in letters)
         split["s"] = self.keys if has_rows else self.rows + self.keys
+        split["p"] = self.keys
         return P(*(split.get(letter) or None for letter in letters))
 
     def summed(self, call: LeadingCall, name: str) -> tuple[str, ...]:

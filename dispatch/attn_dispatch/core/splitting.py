@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch import settings
 from attn_dispatch.call.context import Context, SequenceOrder, Strategy
 from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.core.context import whole_rows
 from attn_dispatch.core.context.choice import cheapest, modelled
-from attn_dispatch.core.context.strategies import Spread, chosen, keys_can_stay
+from attn_dispatch.core.context.strategies import Spread, chosen
 from attn_dispatch.core.shards import LAYOUTS, Shards, entry, key_operand
 from attn_dispatch.settings import ContextParallel
 
@@ -66,7 +67,9 @@ def split(
         spread, strategy = splitting.spread(rest, ways, is_rest=True)
     used = {*sum(leading, ()), *heads, *spread}
     along_keys = tuple(x for x in entry(key, number) if x not in used and x not in given)
-    keys = splitting.keys_alone(along_keys) if not rows else ()
+    keys = splitting.keys_alone(along_keys, ways[0]) if not rows else ()
+    if keys:
+        strategy = "pages" if spec.is_paged else "keys"
     return Shards(
         sizes=tuple(sizes.items()),
         leading=tuple(leading),
@@ -74,7 +77,7 @@ def split(
         groups=heads[len(kv_heads) :],
         unused=tuple((x, sizes[x]) for x in given if x not in used and sizes[x] > 1),
         rows=spread,
-        strategy="keys" if keys else strategy,
+        strategy=strategy,
         order=splitting.order,
         keys=keys,
     )
@@ -155,17 +158,9 @@ class _Splitting:
             strategy = cheapest(possible)
         return ((), None) if strategy is None else (rows, strategy)
 
-    def keys_alone(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """The axes that split keys while rows are whole, if devices then receive less than keys."""
-        spec, devices = self.call.spec, self.ways(axes)
-        is_whole = devices == 1 or spec.is_paged or spec.is_empty or self.context is not None
-        if is_whole or self.wanted == "heads" or spec.seq_len_kv % devices:
+    def keys_alone(self, axes: tuple[str, ...], batch_ways: int) -> tuple[str, ...]:
+        """The axes that split keys or pages while rows are whole, if devices then receive less."""
+        devices, spec = self.ways(axes), self.call.spec
+        if devices == 1 or spec.is_empty or self.wanted == "heads" or self.context is not None:
             return ()
-        spread = Spread(
-            spec.meaning, spec.options.operands, spec.seq_len_q, spec.seq_len_kv // devices, devices
-        )
-        # Results are summed in float32, forward and back; keys would be gathered as they are.
-        results = 4 * spec.seq_len_q * spec.num_heads * (spec.head_dim_v + 1)
-        gathered = spec.seq_len_kv * spec.num_kv_heads * (spec.head_dim + spec.head_dim_v)
-        is_cheaper = results * devices < gathered * (devices - 1)
-        return axes if is_cheaper and keys_can_stay(spread) else ()
+        return () if whole_rows.reasons(spec, devices, batch_ways) else axes

@@ -17,24 +17,45 @@ _ID = re.compile(r' id="([^"]+)"')
 _STYLE = re.compile(r'style="([^"]{12,})"')
 _GROUP = re.compile(r"<g>\n((?:(?!</?g\b)[^\0])*?)</g>\n")
 _RULES = "</style>"
+_DATA = re.compile(r'(?<= d=")[^"]+')
+_DRAWN = re.compile(r"([A-Za-z])([^A-Za-z]*)")
 
 
 def shorten(path: Path) -> None:
     """Shorten an SVG file.
 
     Numbers in tags are rounded to a hundredth of a point. Indentation, ids that nothing refers to,
-    and groups that then say nothing go. Styles that several elements have become classes.
+    and groups that then say nothing go. Styles that several elements have become classes, and lines
+    along an axis have one number.
     """
     text = _INDENTED.sub("\n<", path.read_text(encoding="utf-8"))
     text = _TAG.sub(lambda tag: _LONG.sub(_rounded, _BROKEN.sub(" ", tag[0])), text)
     text = _ID.sub(lambda found: found[0] if f"#{found[1]}" in text else "", text)
     while (shorter := _GROUP.sub(r"\1", text)) != text:
         text = shorter
+    text = _DATA.sub(_along_axes, text)
     path.write_text(_with_classes(text), encoding="utf-8")
 
 
 def _rounded(number: re.Match[str]) -> str:
     return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def _along_axes(data: re.Match[str]) -> str:
+    """The data of a path with absolute coordinates; x or y of a line is left out if it stays."""
+    found, at = list[str](), ("", "")
+    for letter, numbers in _DRAWN.findall(data[0]):
+        values = numbers.split()
+        if letter != "L" or len(values) != 2:
+            found.append(letter + " ".join(values))
+        elif values[1] == at[1]:
+            found.append(f"H{values[0]}")
+        elif values[0] == at[0]:
+            found.append(f"V{values[1]}")
+        else:
+            found.append("L" + " ".join(values))
+        at = (values[-2], values[-1]) if len(values) >= 2 else ("", "")
+    return "".join(found)
 
 
 def _with_classes(text: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import context_parallel, explain
@@ -93,3 +95,33 @@ def test_sums_over_a_spread_cache_are_explained():
     out, sum_and_maximum = 4 * 16 * 128 * 4, 2 * 4 * 16 * 4
     assert f"devices sum results, {in_units(out + sum_and_maximum)}" in str(share)
     assert f"the gradient of query, {in_units(out)}" in str(share)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("queries", "strategy", "what"),
+    [
+        # 16 rows x 32 heads x (128 + 2) float32 numbers
+        (1, "pages", "pages stay where they are: devices sum results, 266 kB"),
+        (4, "pages", "pages stay where they are: devices sum results, 1.06 MB"),
+        (32, None, "receives 940 MB of its operands from other devices (each of several causal"),
+    ],
+)
+def test_spread_pages_are_explained(kind: AxisType, queries: int, strategy, what: str):
+    mesh = AbstractMesh((8,), ("pool",), axis_types=(kind,))
+
+    def struct(shape: tuple[int, ...], *spec: str, dtype: Any = jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    pool = struct((4096, 64, 8, 128), "pool")
+    table, lengths = (struct(x, dtype=jnp.int32) for x in ((16, 256), (16,)))
+    query = struct((16, queries, 32, 128))
+    found = explain(
+        query, key_pages=pool, value_pages=pool, page_table=table, key_value_seq_lengths=lengths,
+        target="cpu",
+    )  # fmt: skip
+    share = present(found.share)
+    assert share.strategy == strategy and what in str(share)
+    if strategy:
+        assert found.call.shape("key_pages") == (1, 512, 64, 8, 128)
+        assert found.call.shape("query") == (16 * queries, 1, 32, 128)

@@ -7,7 +7,7 @@ def test_long_numbers_are_rounded_and_others_stay(tmp_path: Path):
     path = tmp_path / "a.svg"
     path.write_text('<g>\n   <path d="M 1.0049 -2.3456789 L 3.999999 7.25 10"/> 1.23456')
     shorten(path)
-    assert path.read_text() == '<g>\n<path d="M 1 -2.35 L 4 7.25 10"/> 1.23456'
+    assert path.read_text() == '<g>\n<path d="M1 -2.35L4 7.25 10"/> 1.23456'
 
 
 SVG = """<svg>
@@ -30,7 +30,7 @@ SHORT = """<svg>
 <defs>
 <style type="text/css">*{stroke-linecap: butt}.c0{fill: #ffffff; stroke: none}</style>
 </defs>
-<path id="m1" d="M 0 0 L 1 2 " class="c0"/>
+<path id="m1" d="M0 0L1 2" class="c0"/>
 <use xlink:href="#m1" class="c0"/>
 <g clip-path="url(#m1)"><text style="fill: #000000; stroke: none">a
 b</text></g>
@@ -45,3 +45,10 @@ def test_what_says_nothing_goes_and_styles_become_classes(tmp_path: Path):
     assert path.read_text() == SHORT
     shorten(path)
     assert path.read_text() == SHORT
+
+
+def test_lines_along_an_axis_have_one_number(tmp_path: Path):
+    path = tmp_path / "a.svg"
+    path.write_text('<path d="M 1 2 L 3 2 L 3 4 L 1 4 z M 5 2 C 1 1 2 2 3 2 L 3 9 L 4 10 z "/>')
+    shorten(path)
+    assert path.read_text() == '<path d="M1 2H3V4H1zM5 2C1 1 2 2 3 2V9L4 10z"/>'

@@ -10,7 +10,7 @@ import jax
 from attn_dispatch.call.context import Context, Strategy
 from attn_dispatch.call.leading import Bind
 from attn_dispatch.call.options import AttentionOptions
-from attn_dispatch.core.context import gather, halo, keys, ring
+from attn_dispatch.core.context import gather, halo, keys, pages, ring
 from attn_dispatch.core.context.device_call import KEYS, Arrays, DeviceCall
 from attn_dispatch.core.context.zigzag import to_contiguous, to_zigzag
 
@@ -67,4 +67,5 @@ def _in_zigzag(
 
 _STRATEGIES: dict[Strategy, Callable[[DeviceCall], Arrays]] = {
     "ring": _ring, "gather": _gather, "halo": halo.compute, "keys": keys.compute,
+    "pages": pages.compute,
 }  # fmt: skip

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from attn_dispatch.call.context import Context
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.context.device_call import Arrays, DeviceCall, wide
 from attn_dispatch.semantics.sinks_afterwards import with_sinks
@@ -28,7 +29,7 @@ def compute(device: DeviceCall) -> Arrays:
     meaning = replace(device.meaning, is_causal=False, same_lengths=False)
     found = device.piece(_own_lengths(device), meaning=meaning, without=("sinks",))
     if not device.is_backward:
-        total = _merged(device, found)
+        total = merged(device.context, found)
         return with_sinks(total, device.operands["sinks"]) if "sinks" in device.operands else total
     if "query" in found:
         (query,) = wide({"query": found["query"]}).values()
@@ -56,21 +57,22 @@ def _own_lengths(device: DeviceCall) -> Arrays:
     return {_LENGTHS: jnp.where(is_valid, here, -1)}
 
 
-def _merged(device: DeviceCall, found: Arrays) -> Arrays:
+def merged(context: Context, found: Arrays) -> Arrays:
     """out and lse over the keys of all devices, as in semantics/merge.py."""
-    axes, lse = device.context.axes, found["lse"]
+    axes, lse = context.axes, found["lse"]
     top = cast("jax.Array", lax.pmax(lse, axes))
     top = jnp.where(top == -jnp.inf, 0, top)
-    weight = jnp.exp(lse - top)
+    # A maximum over devices may drop NaN, and on a CPU some fusions then make exp(NaN) 0.
+    weight = jnp.where(jnp.isnan(lse), lse, jnp.exp(lse - top))
     by_row = jnp.swapaxes(weight, -1, -2)[..., None]
     out = jnp.where(by_row == 0, 0, found["out"].astype(lse.dtype)) * by_row
     total, out = cast("tuple[jax.Array, jax.Array]", lax.psum((weight, out), axes))
     is_empty = total == 0
     share = jnp.where(is_empty, 1, total)
-    merged = {
+    results = {
         "out": out / jnp.swapaxes(share, -1, -2)[..., None],
         "lse": jnp.where(is_empty, -jnp.inf, top + jnp.log(share)),
     }
     if "row_max" in found:
-        merged["row_max"] = cast("jax.Array", lax.pmax(found["row_max"], axes))
-    return merged
+        results["row_max"] = cast("jax.Array", lax.pmax(found["row_max"], axes))
+    return results

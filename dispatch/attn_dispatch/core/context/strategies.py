@@ -20,7 +20,7 @@ class Spread:
     meaning: Meaning
     operands: tuple[str, ...]
     queries: int
-    """The rows of one device; all of them if only keys are spread."""
+    """The rows of one device."""
     keys: int
     """The keys of one device."""
     devices: int
@@ -55,12 +55,6 @@ class Spread:
         return has_diagonal(self.meaning, self.operands)
 
     @property
-    def is_one_query_at_the_end(self) -> bool:
-        """Whether a single query sees all keys, as when decoding."""
-        is_plain = self.meaning.window == (None, None) and "alibi_slopes" not in self.operands
-        return is_plain and self.queries == 1 and self.meaning.causal_alignment == "bottom_right"
-
-    @property
     def is_causal(self) -> bool:
         """Whether no row sees keys after its own position, and rows and keys start together."""
         return not self.sees_later_keys and self.queries == self.keys
@@ -91,7 +85,7 @@ _OPERANDS = {
 }  # fmt: skip
 
 
-def _left_out(spread: Spread) -> list[str]:
+def left_out(spread: Spread) -> list[str]:
     """What the call has that no strategy but heads takes."""
     named = [x for x, applies in _POSITIONS.items() if applies(spread)]
     return named + [text for name, text in _OPERANDS.items() if name in spread.operands]
@@ -122,9 +116,9 @@ HEADS = (
 COMMON = (
     Rule[Spread](
         "context/features",
-        lambda x: bool(_left_out(x)) or x.needs_keep,
+        lambda x: bool(left_out(x)) or x.needs_keep,
         "with {named}, only heads are exchanged",
-        facts=lambda x: {"named": " and ".join(_left_out(x)) or "the dropout mask as a result"},
+        facts=lambda x: {"named": " and ".join(left_out(x)) or "the dropout mask as a result"},
     ),
     Rule[Spread](
         "context/alignment",
@@ -185,25 +179,6 @@ HALO = (
         "a bias or mask has columns for all keys",
     ),
 )
-KEYS_ALONE = (
-    Rule[Spread](
-        "context/keys/features",
-        lambda x: bool({*_left_out(x)} - {"query_seq_lengths", "key_value_seq_lengths"}),
-        "with {named}, keys are gathered",
-        facts=lambda x: {"named": " and ".join(_left_out(x))},
-    ),
-    Rule[Spread](
-        "context/keys/packed",
-        lambda x: "query_segment_ids" in x.operands,
-        "segments are counted over all keys",
-    ),
-    Rule[Spread](
-        "context/keys/diagonal",
-        lambda x: x.has_diagonal and not x.is_one_query_at_the_end,
-        "a diagonal of several rows, a window or ALiBi counts over all keys",
-    ),
-)
-"""The rules for keys that are spread while rows are whole."""
 STRATEGIES: Mapping[Strategy, tuple[Rule[Spread], ...]] = {
     "halo": HALO, "ring": RING, "gather": GATHER,
 }  # fmt: skip
@@ -235,8 +210,3 @@ def chosen(wanted: ContextParallel, spread: Spread) -> Strategy | None:
     able = [x for x in STRATEGIES if not reasons(x, spread)]
     found = next((x for x in able if x == wanted), able[0] if able else None)
     return cast("Strategy | None", found)
-
-
-def keys_can_stay(spread: Spread) -> bool:
-    """Whether devices can attend from all rows, `spread.queries`, to their own keys."""
-    return not broken(KEYS_ALONE, spread)
