@@ -16,6 +16,7 @@ def test_each_device_holds_an_early_and_a_late_chunk_of_each_document():
     first = [0, 3, 4, 5, 10, 11, 12, 13]
     second = [1, 2, 6, 7, 8, 9, 14, 15]
     assert found.parts == 2 and found.tokens.dtype == np.int32
+    assert not found.tokens.flags.writeable  # an order that is held by data loaders and programs
     assert found.tokens.tolist() == first + second
 
 
@@ -33,7 +34,9 @@ def test_all_devices_have_equal_work_in_every_step(parts: int):
     lengths = 2 * parts * rng.integers(1, 9, (2, 5))
     lengths[1] = lengths[0][::-1]
     ids = np.stack([np.repeat([3, 1, 2, 0, 4], row) for row in lengths])
-    held = sequence.balance(ids, parts).tokens.reshape(2, parts, -1)
+    found = sequence.balance(ids, parts)
+    assert found.parts == parts
+    held = found.tokens.reshape(2, parts, -1)
     for row, tokens in zip(ids, held, strict=True):
         is_pair = row[:, None] == row
         is_pair &= (row != 0) & np.tril(np.ones_like(is_pair))

@@ -1,5 +1,5 @@
-"""Segments longer than max_segment_len over four CPU devices: the rows that are NaN, and errors of
-the others and of gradients; prints JSON.
+"""Segments longer than max_segment_len, and wrong lengths, over four CPU devices: the rows that are
+NaN, and errors of the others and of gradients; prints JSON.
 
 This is a separate process, because the number of devices is fixed when a process starts.
 """
@@ -7,6 +7,7 @@ This is a separate process, because the number of devices is fixed when a proces
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import jax
@@ -87,6 +88,28 @@ def report(strategy: Any, order: Any, longest: int, options: dict[str, Any]) -> 
     return {"errors": errors, "nan": np.unique(IDS[is_nan], return_counts=True)}
 
 
+def wrong_lengths() -> dict[str, bool]:
+    """Facts about gathered keys with lengths outside of the whole sequence."""
+    rows, mesh = P(None, "context"), jax.make_mesh((DEVICES,), ("context",))
+    x = np.random.default_rng(0).standard_normal((4, 16, 2, 8)).astype(np.float32)
+    lengths = [np.array(x, np.int32) for x in ([-1, 17, 5, 6], [3, 3, 17, 16])]
+
+    def attend(x: jax.Array, *lengths: jax.Array, axis: str | None = None) -> jax.Array:
+        given = dict(zip(("query_seq_lengths", "key_value_seq_lengths"), lengths, strict=True))
+        return dot_product_attention(x, x, x, context_axis=axis, **given)
+
+    one = jax.jit(attend)(x, *lengths)
+    spread = jax.shard_map(
+        partial(attend, axis="context"), mesh=mesh, in_specs=(rows, P(), P()), out_specs=rows
+    )
+    with jax.set_mesh(mesh), context_parallel("gather"):
+        found = jax.jit(spread)(jax.device_put(x, rows), *lengths)
+    return {
+        "those rows alone are NaN": np.isnan(found).any((1, 2, 3)).tolist() == [True] * 3 + [False],
+        "equal": np.allclose(found, one, atol=1e-6, equal_nan=True),
+    }
+
+
 def _order(move: Any, x: Any, order: Any) -> Any:
     return move(x, DEVICES) if order == "zigzag" else move(x, DEVICES, order=order)
 
@@ -95,7 +118,7 @@ def main() -> None:
     found = {name: report(*case) for name, case in CASES.items()}
     for x in found.values():
         x["nan"] = {str(i): int(n) for i, n in zip(*x["nan"], strict=True)}
-    print(json.dumps(found))
+    print(json.dumps({"segments": found, "lengths": wrong_lengths()}))
 
 
 if __name__ == "__main__":

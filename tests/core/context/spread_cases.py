@@ -140,6 +140,14 @@ CASES = {
     "gather, ids of keys": Case(
         jit(TENSOR, "gather", "Explicit"), batch=1, keys=8, heads=4, further=BOTH_IDS, options=LSE,
     ),
+    "gather, lengths": Case(
+        jit(DATA, "auto", "Explicit"), batch=2, heads=3, kv_heads=1, rows=3, keys=8,
+        further=("sinks", "query_seq_lengths", "key_value_seq_lengths"), options=LSE,
+    ),
+    "gather, lengths, zigzag": Case(
+        manual(ALONE, "gather", "zigzag"), batch=2, heads=3, kv_heads=3,
+        further=("key_value_seq_lengths", "bias"), shared=("b",), options=LSE,
+    ),
     "ring in a group of Explicit axes": Case(
         manual(TENSOR, "ring", axes=("context",), kind="Explicit"), batch=1, heads=4,
         kv_heads=2, options=CAUSAL,

@@ -140,7 +140,10 @@ def in_explicit_group() -> str:
 def refusals() -> dict[str, str]:
     """Wrong and unsupported calls, and what they raise."""
     key = jax.random.key(0)
-    lengths = np.array([8], np.int32)
+    lengths: dict[str, Any] = {
+        "key_value_seq_lengths": np.array([8], np.int32), "is_causal": True,
+        "causal_alignment": "top_left",
+    }  # fmt: skip
     of_device: dict[str, Any] = {"query_segment_ids": np.ones((1, T // 8), np.int32)}
     window: dict[str, Any] = {"local_window_size": (3, 0)}
 
@@ -180,13 +183,13 @@ def refusals() -> dict[str, str]:
         "documents, heads": spread("documents", strategy="heads", is_causal=True, **of_device),
         "documents, window": spread("documents", is_causal=True, **of_device, **window),
         "window without causality": spread(local_window_size=(3, 3)),
-        "lengths": spread(key_value_seq_lengths=lengths),
+        "lengths": spread(**lengths),
         "dropout": spread(dropout_rate=0.5, dropout_key=key),
         "score_mod": spread(score_mod=lambda score, b, n, t, s: score + t),
         "mask_mod": spread(strategy="heads", mask_mod=lambda b, n, t, s: t > s),
         "forward mode": tangents(),
         "group of Explicit axes": in_explicit_group(),
-        "jit, lengths": under_jit(key_value_seq_lengths=lengths),
+        "jit, lengths": under_jit(**lengths),
         "jit, dropout": under_jit(dropout_rate=0.5, dropout_key=key),
         "jit, mask_mod": under_jit(mask_mod=lambda b, n, t, s: t > s),
         "jit, window without causality": under_jit(local_window_size=(3, 3)),
@@ -198,12 +201,17 @@ def of_documents() -> dict[str, bool]:
     """Facts about NaN in calls in the order of documents."""
     ids = np.repeat([1, 2, 0], [32, 16, 16])[None].astype(np.int32)
     order = sequence.balance(ids[0], 8)
+    more: Any = {"context_axis": "context", "sequence_order": "documents", "max_segments": 2}
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh_of_all(), in_specs=ROWS, out_specs=ROWS)
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
-        more: Any = {"context_axis": "context", "sequence_order": "documents", "max_segments": 2}
         return dot_product_attention(q, k, v, query_segment_ids=ids, is_causal=True, **more)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh_of_all(), in_specs=ROWS, out_specs=ROWS)
+    def full(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        return dot_product_attention(q, k, v, query_segment_ids=ids, **more)
 
     def all_of(padding: float) -> Any:
         given = (np.where(ids[..., None, None] == 0, padding, x) for x in arrays())
@@ -214,7 +222,11 @@ def of_documents() -> dict[str, bool]:
     real, nan = (jax.tree.leaves(all_of(x)) for x in (0, np.nan))
     in_order = attend(*arrays(), on_mesh(ids))
     parts = np.split(np.isnan(in_order), 8, axis=1)
+    whole = dot_product_attention(*arrays(), query_segment_ids=ids, max_segments=2)
     return {
+        "without causality any order is right": np.allclose(
+            full(*arrays(), on_mesh(ids)), whole, atol=1e-5
+        ),
         "padding is not seen": all(map(np.array_equal, real, nan)),
         "another order is found where a document begins": bool(parts[0].any() & parts[4].any()),
     }

@@ -1,4 +1,5 @@
-"""A segment longer than max_segment_len over devices: its rows are NaN or right, never wrong."""
+"""A segment longer than max_segment_len over devices: its rows are NaN or right, never wrong. Rows
+of wrong lengths are NaN."""
 
 from __future__ import annotations
 
@@ -27,5 +28,10 @@ def report() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_nan_or_right_and_no_gradient_is_nan(report, name: str):
-    assert {x: y for x, y in report[name]["errors"].items() if not y <= 1e-5} == {}
-    assert report[name]["nan"] == NAN[name]
+    assert {x: y for x, y in report["segments"][name]["errors"].items() if not y <= 1e-5} == {}
+    assert report["segments"][name]["nan"] == NAN[name]
+
+
+def test_wrong_lengths_are_found_over_devices(report):
+    assert report["lengths"] == dict.fromkeys(report["lengths"], True)
+    assert len(report["lengths"]) == 2

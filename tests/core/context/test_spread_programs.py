@@ -127,7 +127,7 @@ def test_a_ring_alone_runs_the_order_of_documents(report, name):
 
 def test_documents_do_not_see_padding_and_find_rows_in_another_order(report):
     assert report["documents"] == dict.fromkeys(report["documents"], True)
-    assert len(report["documents"]) == 2
+    assert len(report["documents"]) == 3
 
 
 @pytest.mark.parametrize(

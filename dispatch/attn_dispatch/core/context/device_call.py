@@ -82,6 +82,16 @@ class DeviceCall:
         """The operands with these names."""
         return {name: x for name, x in self.operands.items() if name in names}
 
+    def own_lengths(self, name: str, own: int) -> Arrays:
+        """The lengths of the device's `own` rows or keys, which are contiguous, from the operand of
+        this name; none without one. A length outside the whole sequence stays invalid."""
+        if name not in self.operands:
+            return {}
+        lengths = self.operands[name]
+        is_valid = (lengths >= 0) & (lengths <= own * self.context.devices)
+        here = jnp.clip(lengths - self.number * own, 0, own)
+        return {name: jnp.where(is_valid, here, -1)}
+
     def piece(
         self,
         operands: Mapping[str, jax.Array] | None = None,

@@ -44,8 +44,8 @@ class Documents:
         places = jnp.arange(length, dtype=jnp.int32)
         is_new = ids[..., 1:] != ids[..., :-1]
         first, last = ([*[(0, 0)] * axis, x] for x in ((1, 0), (0, 1)))
-        begins = jnp.where(jnp.pad(is_new, first, constant_values=True), places, 0)
-        ends = jnp.where(jnp.pad(is_new, last, constant_values=True), places + 1, length)
+        begins = jnp.where(jnp.pad(is_new, first), places, 0)
+        ends = jnp.where(jnp.pad(is_new, last), places + 1, length)
         begin = lax.cummax(begins, axis)
         end = lax.cummin(ends, axis, reverse=True)
         is_odd = ((end - begin) % 2 == 1) & (ids != 0)

@@ -50,7 +50,9 @@ def compute(device: DeviceCall, rows: SequenceOrder) -> Arrays:
     """
     keys = _gathered(device)
     if not has_diagonal(device.meaning, device.operands):
-        chunks = [device.piece(keys, is_part=False)]
+        meaning = replace(device.meaning, same_lengths=False)
+        own = keys | device.own_lengths("query_seq_lengths", device.operands["query"].shape[-3])
+        chunks = [device.piece(own, meaning=meaning, is_part=False)]
     else:
         chunks = [_of_chunk(device, keys, chunk) for chunk in _chunks(device, rows)]
     found = {

@@ -20,14 +20,16 @@ from attn_dispatch.core.context.device_call import Arrays, DeviceCall, wide
 from attn_dispatch.semantics.sinks_afterwards import with_sinks
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
-_LENGTHS = "key_value_seq_lengths"
-
 
 def compute(device: DeviceCall) -> Arrays:
     """The device's results: those of all rows, and the gradients of its own keys."""
     # A single query that is level with the last key sees all keys.
     meaning = replace(device.meaning, is_causal=False, same_lengths=False)
-    found = device.piece(_own_lengths(device), meaning=meaning, without=("sinks",))
+    found = device.piece(
+        device.own_lengths("key_value_seq_lengths", device.operands["key"].shape[-3]),
+        meaning=meaning,
+        without=("sinks",),
+    )
     if not device.is_backward:
         total = merged(device.context, found)
         return with_sinks(total, device.operands["sinks"]) if "sinks" in device.operands else total
@@ -45,16 +47,6 @@ def summed_bytes(spec: AttentionSpec) -> tuple[int, int]:
     heads = spec.batch * spec.seq_len_q * spec.num_heads * width
     of_a_row = spec.head_dim_v + (3 if spec.wanted.needs_max else 2)  # out, the sum and maxima
     return heads * of_a_row, heads * spec.head_dim
-
-
-def _own_lengths(device: DeviceCall) -> Arrays:
-    """The lengths of the device's own keys. An invalid length of the whole cache stays invalid."""
-    if _LENGTHS not in device.operands:
-        return {}
-    lengths, own = device.operands[_LENGTHS], device.operands["key"].shape[-3]
-    is_valid = (lengths >= 0) & (lengths <= own * device.context.devices)
-    here = jnp.clip(lengths - device.number * own, 0, own)
-    return {_LENGTHS: jnp.where(is_valid, here, -1)}
 
 
 def merged(context: Context, found: Arrays) -> Arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from attn_dispatch.call.context import SequenceOrder, Strategy
@@ -91,6 +91,16 @@ def left_out(spread: Spread) -> list[str]:
     return named + [text for name, text in _OPERANDS.items() if name in spread.operands]
 
 
+def _left_out_of_gather(spread: Spread) -> list[str]:
+    """What the call has that a gather does not take: lengths count in the order of the sequence."""
+    given = spread
+    if not spread.has_diagonal:
+        taken = ["key_value_seq_lengths"]
+        taken += ["query_seq_lengths"] if spread.order == "contiguous" else []
+        given = replace(spread, operands=tuple(x for x in spread.operands if x not in taken))
+    return left_out(given)
+
+
 def _is_shifted(spread: Spread) -> bool:
     """Whether row i of a sequence or segment may line up with another key than its key i."""
     if not spread.has_diagonal:
@@ -113,13 +123,18 @@ HEADS = (
         facts=lambda x: {"devices": x.devices, "heads": x.heads},
     ),
 )
-COMMON = (
-    Rule[Spread](
+
+
+def _features(named: Callable[[Spread], list[str]]) -> Rule[Spread]:
+    return Rule[Spread](
         "context/features",
-        lambda x: bool(left_out(x)) or x.needs_keep,
+        lambda x: bool(named(x)) or x.needs_keep,
         "with {named}, only heads are exchanged",
-        facts=lambda x: {"named": " and ".join(left_out(x)) or "the dropout mask as a result"},
-    ),
+        facts=lambda x: {"named": " and ".join(named(x)) or "the dropout mask as a result"},
+    )
+
+
+_BY_POSITION = (
     Rule[Spread](
         "context/alignment",
         _is_shifted,
@@ -133,6 +148,7 @@ COMMON = (
         remedy="is_causal=True",
     ),
 )
+COMMON = (_features(left_out), *_BY_POSITION)
 RING = (
     *COMMON,
     Rule[Spread](
@@ -153,7 +169,7 @@ RING = (
         facts=lambda x: {"rows": x.queries},
     ),
 )
-GATHER = (*COMMON, _NOT_OF_DOCUMENTS)
+GATHER = (_features(_left_out_of_gather), *_BY_POSITION, _NOT_OF_DOCUMENTS)
 HALO = (
     *COMMON,
     Rule[Spread](
