@@ -161,7 +161,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.tokens < 1 or args.layers < 1 or args.steps < 2:
         parser.error(
-            "expected at least 1 token, 1 layer and 2 steps, the first of which is not timed"
+            "expected 1 token, 1 layer and 2 steps, of which the first is not timed, or more"
         )
     mesh = jax.make_mesh(
         (len(jax.devices()),), ("context",), axis_types=(jax.sharding.AxisType.Auto,)

@@ -16,8 +16,8 @@ _VERSION = re.compile(
     r"v?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((?:[.-]?(?:post|dev|rc)\d+)*)"
     r"(?:\+[\w.]+|-\d+-g[0-9a-f]+)?\s*"
 )
-"""A tag or a version of a wheel; `git describe` adds how many commits came after a tag, and the last
-one."""
+"""A tag or a wheel's version. To a tag, `git describe` adds the number of commits since and the
+last one."""
 
 
 def version_of(text: str) -> Version | None:
