@@ -102,6 +102,7 @@ def test_the_version_of_a_target_decides_what_runs():
         "mi300x:aiter0.1.20xyz",
         "mi300x:aiter0.1.20.",
         "mi300x:aiter0.1.070",
+        "mi300x:aiter0.1.7.post9",
         "mi300x:aiter0.2",
         "mi300x:aiter0.1.15:aiter0.1.7",
     ],

@@ -8,6 +8,7 @@ Version = tuple[int, int, int]
 
 DEV18: Version = (0, 1, 7)
 """amd-aiter 0.1.7.post2.dev18, the release on PyPI."""
+_NAMES_OF_DEV18 = ("0.1.7", "0.1.7.post2.dev18")
 OLDEST: Version = (0, 1, 15)
 """The first of the later versions whose C++ interface is known."""
 
@@ -40,10 +41,12 @@ def named(target: str) -> tuple[str, str]:
     device, *rest = _OF_TARGET.split(target, maxsplit=1)
     if not rest:
         return target, ""
-    version = version_of(rest[0])
-    if version is None or (version != DEV18 and version < OLDEST):
+    text = rest[0].strip()
+    version = version_of(text)
+    is_known = version is not None and (text in _NAMES_OF_DEV18 or version >= OLDEST)
+    if not is_known:
         raise ValueError(
             "target: expected AITER's version in three numbers, 0.1.7 or from 0.1.15 on, as in "
             f"'mi300x:aiter0.1.20', got {target[:200]!r}"
         )
-    return device, rest[0].strip()
+    return device, text
