@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from attn_dispatch.aiter.sizes import MOST_BYTES_OF_A_ROW
 from tests.support.cdna import generations
 from tests.support.cdna.sparse import GIB, Far, SparseCall
 
@@ -39,3 +40,13 @@ def test_one_row_below_4_gib_is_right_and_one_beyond_is_wrong(backward: bool):
 def test_batch_rows_beyond_4_gib_are_wrong_in_dev18(arch: str, backward: bool):
     """Offsets of batch rows are multiplied in 32 bits: the rule on 4 GiB is needed."""
     assert "is wrong by" in _wrong("dev18", arch, BEYOND, backward=backward)
+
+
+@pytest.mark.parametrize("generation", generations.GENERATIONS)
+def test_long_rows_forward_on_gfx950_need_their_rule(generation: str):
+    def far(row: int) -> Far:
+        return Far(row=row, sequences=1, queries=300, keys=290)
+
+    assert _wrong(generation, "gfx950", far(MOST_BYTES_OF_A_ROW), backward=False) == ""
+    found = _wrong(generation, "gfx950", far(2 * MOST_BYTES_OF_A_ROW), backward=False)
+    assert "is wrong by" in found

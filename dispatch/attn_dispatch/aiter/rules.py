@@ -15,6 +15,7 @@ from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sizes import (
     FOUR_GIB,
     MAX_GRID_SIZE,
+    MOST_BYTES_OF_A_ROW,
     dq_acc_bytes,
     over_4_gib,
     over_grid,
@@ -143,6 +144,10 @@ ASM_RULES = (
     KernelRule("aiter/asm_bytes", "both", _BOTH, lambda c: bool(over_4_gib(c)),
         "4 GiB or more in one array ({arrays}): ASM counts bytes in 32 bits",
         "github.com/ROCm/aiter/pull/1957, github.com/ROCm/aiter/issues/4126", _fewer_rows),
+    KernelRule("aiter/asm_row_bytes", "forward", _GFX950,
+        lambda c: c.num_heads * max(_head_dims(c)) * 2 > MOST_BYTES_OF_A_ROW,
+        f"forward with rows of over {MOST_BYTES_OF_A_ROW >> 20} MiB ({{num_heads}} heads): results "
+        "are wrong at 4 MiB", "tests/cdna/test_sparse_memory.py"),
 
     KernelRule("aiter/asm_dtype", "forward", _BOTH, lambda c: c.dtype != "bfloat16",
         "forward needs bfloat16, got {dtype}", DISPATCH, str(DTYPE.remedy)),

@@ -12,6 +12,9 @@ _ROWS_OF_A_TILE, _KEYS_OF_A_TILE = 64, 128  # of CK's split-KV kernels, for most
 _COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
 _MAX_SPLITS = 128
 FOUR_GIB = 2**32
+MOST_BYTES_OF_A_ROW = 2**21
+"""From one row to the next, in gfx950's ASM forward kernels. Between it and 4 MiB nothing was
+tried."""
 MAX_GRID_SIZE = 65_535
 """The most workgroups along y and along z of a grid on AMD; along x it is 2**31 - 1."""
 QUERIES_OF_A_TILE = 128  # of CK's forward kernels, where there are many queries
