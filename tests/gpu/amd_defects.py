@@ -2,7 +2,7 @@
 
     python -m tests.gpu.amd_defects --out defects.json
 
-docs/upstream/aiter.md describes the defects, which an interpreter of machine code has found. Each
+docs/aiter_defects.md describes the defects, which an interpreter of machine code has found. Each
 call runs on the kernel in question, also where this package avoids it, and is compared with XLA in
 float32 and with its own first results. Another process meanwhile keeps the GPU busy. Send back the
 file. Without an AMD GPU, XLA runs the calls, which tries the script.

@@ -31,7 +31,7 @@ CK = "example/ck_tile/01_fmha/codegen"
 PYTHON = "aiter/ops/mha.py"
 HOST = "csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu"
 ADAPTER = "rocm_backend/aiter_adapter.h"
-DEFECTS = "docs/upstream/aiter.md"
+DEFECTS = "docs/aiter_defects.md"
 
 
 @dataclass(frozen=True)

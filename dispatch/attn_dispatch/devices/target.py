@@ -106,7 +106,7 @@ def parse(name: str) -> Device:
     if name.endswith(".json") and (properties := _properties_in_file(name)) is not None:
         return _nvidia(properties, f"{name} with ")
     known = _known_nvidia()
-    gpu, version = aiter_versions.named(name)
+    gpu, version = aiter_versions.named(name) if ":" in name else (name, "")
     arch, product = resolve(gpu)
     if arch in _AMD_NAMES:
         library = ("AITER", version) if version else None
