@@ -28,6 +28,8 @@ constexpr Op kOps[] = {
     {"s_branch", branch<[](Wave&) { return true; }>},
     {"s_cbranch_scc0", branch<[](Wave& w) { return !w.scc; }>},
     {"s_cbranch_scc1", branch<[](Wave& w) { return w.scc; }>},
+    {"s_cbranch_execz", branch<[](Wave& w) { return !w.exec(); }>},
+    {"s_cbranch_execnz", branch<[](Wave& w) { return w.exec() != 0; }>},
     {"s_waitcnt", wait_for_counters},
     {"s_barrier", [](Wave& w, const Instruction&) { w.at_barrier = true; }},
     {"s_endpgm", end},

@@ -77,6 +77,8 @@ def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
             instruction.target = numbers[line.address + 4 + 4 * _signed(int(text), 16)]
         elif op == "s_waitcnt":
             instruction.immediate = _counts(text)
+        elif op == "s_setreg_imm32_b32":
+            instruction.immediate = _denormals(text.strip())
         else:
             _fill(instruction, _modifiers(op, text.strip()))
     return Code(instructions, numbers)
@@ -99,9 +101,17 @@ def _counts(text: str) -> int:
     return vector | other << 8
 
 
+def _denormals(text: str) -> int:
+    """The bits of MODE that say whether float32 numbers are flushed; no other register is known."""
+    found = re.fullmatch(r"hwreg\(HW_REG_MODE, 4, 2\), (\d)", text)
+    if not found:
+        raise NotImplementedError(f"s_setreg_imm32_b32 {text}")
+    return int(found[1])
+
+
 _QUAD = re.compile(r" quad_perm:\[(\d),(\d),(\d),(\d)\] row_mask:0xf bank_mask:0xf$")
 _SELECTED = re.compile(r" op_sel(_hi)?:\[(\d),(\d)(?:,(\d))?\]")
-_WORDS = re.compile(r"((?: (?:idxen|offen|lds|offset:-?\d+))*)$")
+_WORDS = re.compile(r"((?: (?:idxen|offen|lds|offset[01]?:-?\d+))*)$")
 
 
 def _modifiers(op: str, text: str) -> _Parsed:
@@ -115,8 +125,9 @@ def _modifiers(op: str, text: str) -> _Parsed:
     assert found is not None
     immediate, flags = 0, _TO_LDS if op.startswith("global_load_lds") else 0
     for word in found[1].split():
-        if word.startswith("offset:"):
-            immediate = int(word.removeprefix("offset:"))
+        if word.startswith("offset"):
+            name, _, number = word.partition(":")
+            immediate |= int(number) << (16 if name == "offset1" else 0)
         else:
             flags |= _FLAGS[word]
     return _Parsed(text[: found.start()], immediate, flags)

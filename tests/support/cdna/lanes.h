@@ -64,7 +64,7 @@ constexpr int arity = std::is_invocable_v<decltype(F), T>      ? 1
 template <typename T, auto F>
 u64 each_lane(const Wave& w, const Instruction& i, const int (&parts)[3], u32* out) {
   constexpr int n = arity<T, F>;
-  const bool flushes = w.group->launch.flushes_denormals;
+  const bool flushes = w.flushes_denormals;
   Lanes a(w, i, 1, parts[0]), b(w, i, n > 1 ? 2 : 1, parts[1]), c(w, i, n > 2 ? 3 : 1, parts[2]);
   for (Lanes* x : {&a, &b, &c}) x->flush_if<T>(flushes);
   const auto result = [&](int l) {

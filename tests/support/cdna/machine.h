@@ -50,7 +50,7 @@ struct Launch {
   i32 length, ranges_length, entry, sgprs_length, group_id_mask;
   i32 grid[3];
   i32 threads, lds_bytes;
-  i32 flushes_denormals;  // of float32, as the MODE register says
+  i32 flushes_denormals;  // of float32, at the start
   i32 landing, lds_queue, quantum, seed, checks;
   u32 fill;  // what registers and LDS hold at the start
 };
@@ -81,6 +81,7 @@ using Queue = std::deque<Pending>;
 struct Wave {
   alignas(64) u32 v[kVgprs][kLanes];
   u32 s[kSgprs];
+  bool flushes_denormals = false;  // of float32, as the MODE register says
   bool scc = false, ended = false, at_barrier = false;
   i32 pc = 0, id = 0;
   u64 time = 0;  // kTimed: cycles
