@@ -158,6 +158,7 @@ constexpr Op kOps[] = {
     {"s_load_dwordx2", load_scalar},
     {"s_load_dwordx4", load_scalar},
     {"s_load_dwordx8", load_scalar},
+    {"s_load_dwordx16", load_scalar},
     {"buffer_load_dword", load<1>},
     {"buffer_load_dwordx2", load<2>},
     {"buffer_load_dwordx4", load<4>},

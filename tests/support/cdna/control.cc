@@ -28,6 +28,8 @@ constexpr Op kOps[] = {
     {"s_branch", branch<[](Wave&) { return true; }>},
     {"s_cbranch_scc0", branch<[](Wave& w) { return !w.scc; }>},
     {"s_cbranch_scc1", branch<[](Wave& w) { return w.scc; }>},
+    {"s_cbranch_vccz", branch<[](Wave& w) { return !w.pair(kVcc); }>},
+    {"s_cbranch_vccnz", branch<[](Wave& w) { return w.pair(kVcc) != 0; }>},
     {"s_cbranch_execz", branch<[](Wave& w) { return !w.exec(); }>},
     {"s_cbranch_execnz", branch<[](Wave& w) { return w.exec() != 0; }>},
     {"s_waitcnt", wait_for_counters},

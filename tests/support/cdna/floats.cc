@@ -124,14 +124,18 @@ float mended_quotient(float quotient, float divisor, float dividend) {
 }
 
 // Two registers of each source. op_sel says which of them the first result takes, and op_sel_hi
-// which the second.
+// which the second; neg_lo and neg_hi change signs.
 template <auto F>
 void packed(Wave& w, const Instruction& i) {
   u32 out[2][kLanes];
   for (int part = 0; part < 2; ++part) {
     int parts[3];
-    for (int n = 0; n < 3; ++n) parts[n] = i.immediate >> (4 * part + n) & 1;
-    each_lane<float, F>(w, i, parts, out[part]);
+    Instruction one = i;
+    for (int n = 0; n < 3; ++n) {
+      parts[n] = i.immediate >> (4 * part + n) & 1;
+      one.operands[1 + n].negate ^= i.immediate >> (8 + 4 * part + n) & 1;
+    }
+    each_lane<float, F>(w, one, parts, out[part]);
   }
   for (int part = 0; part < 2; ++part) w.put(i.operands[0].index + part, out[part], w.exec());
 }

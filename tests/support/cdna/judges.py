@@ -26,6 +26,7 @@ _NEWER = (
     case("64", h=64, **_BATCH),
     case("192 and 128", h=192, v=128, dtype="float16"),
 )
+_EVEN = case("even", **(_BATCH | {"t": 192, "s": 192}))
 _SIXTEEN_BIT = Choice(accumulator="atomic_16")
 
 
@@ -44,8 +45,7 @@ def _runs() -> Iterator[KernelRun]:
         for call in _NEWER:
             if (arch, call.h) != ("gfx950", 192):  # a barrier is missing there
                 yield KernelRun("v0.1.15", arch, call, OURS, MI300, ())
-    if not generations.missing("v0.1.15"):
-        yield KernelRun("v0.1.15", "gfx950", case("sums", **_BATCH), _SIXTEEN_BIT, MI300, ())
+        yield KernelRun("v0.1.15", arch, _EVEN, _SIXTEEN_BIT, MI300, ())
 
 
 def machine_code_judges() -> Iterator[Judge]:

@@ -27,12 +27,13 @@ constexpr int kFirstAgpr = 256, kVgprs = 512;
 // What machine.py sends: the structs of its ctypes.
 
 enum Kind : i32 { kNone, kSgpr, kVgpr, kConstant };
-enum Flag : i32 { kIdxen = 1, kOffen = 2, kToLds = 4, kQuadPerm = 8 };
+enum Flag : i32 { kIdxen = 1, kOffen = 2, kToLds = 4, kQuadPerm = 8, kSelects = 16 };
 struct Operand {
   i32 kind, index, width, negate, absolute;
 };
 struct Instruction {
-  // `immediate`: an offset, the counts of s_waitcnt, lanes of quad_perm, or op_sel and op_sel_hi.
+  // `immediate`: an offset, or two; the counts of s_waitcnt; lanes of quad_perm; op_sel, op_sel_hi,
+  // neg_lo and neg_hi, four bits each; or a Select of each source, eight bits each.
   i32 op, flags, immediate, target, address;
   Operand operands[5];  // the destination first, as in assembly
 };

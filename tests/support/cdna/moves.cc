@@ -44,6 +44,7 @@ void swap_rows(Wave& w, const Instruction& i) {
 constexpr Op kOps[] = {
     {"v_mov_b32", move},
     {"v_mov_b64", move_64},
+    {"v_accvgpr_mov_b32", move},
     {"v_accvgpr_read_b32", move},
     {"v_accvgpr_write_b32", move},
     {"v_cndmask_b32", select},

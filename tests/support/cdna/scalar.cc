@@ -121,6 +121,11 @@ constexpr Op kOps[] = {
        return scc ? a : b;
      }>},
     {"s_lshl_b64", shift_left_64},
+    {"s_andn2_b64", not_zero_64<[](u64 a, u64 b) { return a & ~b; }>},
+    {"s_cselect_b64",
+     [](Wave& w, const Instruction& i) {
+       w.set_pair(i.operands[0].index, w.scalar_64(i.operands[w.scc ? 1 : 2]));
+     }},
     {"s_and_b64", not_zero_64<[](u64 a, u64 b) { return a & b; }>},
     {"s_mul_hi_i32", plain<[](u32 a, u32 b) { return u32(i64{i32(a)} * i32(b) >> 32); }>},
     {"s_mul_hi_u32", plain<[](u32 a, u32 b) { return u32(u64{a} * b >> 32); }>},
