@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,11 @@ def test_scalar_instructions_on_64_bits(a: int):
         both = a & b
         found = _pair_and_code(f"{start}\ns_and_b64 s[14:15], s[10:11], s[12:13]")
         assert found == (both, both != 0)
+        found = _pair_and_code(f"{start}\ns_andn2_b64 s[14:15], s[10:11], s[12:13]")
+        assert found == (a & ~b, a & ~b != 0)
+        for code in (0, 1):
+            choice = f"s_cmp_eq_u32 {code}, 1\ns_cselect_b64 s[14:15], s[10:11], s[12:13]"
+            assert _pair_and_code(f"{start}\n{choice}") == (a if code else b, code)
         start += f"\n{_set_64(14, 0)}"
         assert _pair_and_code(f"{start}\ns_cmp_eq_u64 s[10:11], s[12:13]") == (0, a == b)
     for shift in (0, 2, 31, 33, 63, 66):
@@ -66,6 +73,58 @@ def test_branches_on_lanes():
         v_mov_b32_e32 v64, 2
     """
     assert_same(run(text).values[0, 0], 1)
+
+
+@pytest.mark.parametrize("vcc", [0, 1 << 40])
+def test_branches_on_vcc(vcc: int):
+    text = f"""
+        v_mov_b32_e32 v64, 0
+        v_mov_b32_e32 v65, 0
+        s_mov_b32 vcc_lo, {vcc & 0xFFFFFFFF:#x}
+        s_mov_b32 vcc_hi, {vcc >> 32:#x}
+        s_cbranch_vccz 1
+        v_mov_b32_e32 v64, 1
+        s_cbranch_vccnz 1
+        v_mov_b32_e32 v65, 1
+    """
+    assert_same(run(text, results=2).values[0, :, 0], [int(vcc != 0), int(vcc == 0)])
+
+
+_PARTS = (
+    ("DWORD", False, lambda x: x),
+    ("BYTE_0", False, lambda x: x & 0xFF),
+    ("BYTE_2", False, lambda x: x >> 16 & 0xFF),
+    ("BYTE_3", True, lambda x: x.view(np.int32) >> 24),
+    ("BYTE_1", True, lambda x: (x << 16).view(np.int32) >> 24),
+    ("WORD_0", True, lambda x: (x << 16).view(np.int32) >> 16),
+    ("WORD_1", False, lambda x: x >> 16),
+)
+
+
+@pytest.mark.parametrize("part, is_signed, formula", _PARTS)
+def test_parts_of_sources(part: str, is_signed: bool, formula: Callable[[np.ndarray], np.ndarray]):
+    a, b = drawn_bits(np.random.default_rng(7), 2)
+    first, second = (f"sext({x})" if is_signed else x for x in ("v8", "v9"))
+    end = "dst_sel:DWORD dst_unused:UNUSED_PAD"
+    text = f"""
+        v_add_u32_sdwa v64, {first}, v9 {end} src0_sel:{part} src1_sel:DWORD
+        v_xor_b32_sdwa v65, v8, {second} {end} src0_sel:WORD_1 src1_sel:{part}
+    """
+    got = run(text, [a, b], 2).values[0]
+    assert_same(got[0], formula(a).astype(np.uint32) + b)
+    assert_same(got[1], a >> 16 ^ formula(b).astype(np.uint32))
+
+
+def test_signs_of_packed_numbers_and_moves_of_accumulators():
+    a, b, c, d = np.random.default_rng(8).standard_normal((4, 64)).astype(np.float32)
+    text = """
+        v_pk_add_f32 v[64:65], v[8:9], v[10:11] neg_lo:[0,1] neg_hi:[1,0]
+        v_accvgpr_write_b32 a4, v8
+        v_accvgpr_mov_b32 a5, a4
+        v_accvgpr_read_b32 v66, a5
+    """
+    got = run(text, [a, b, c, d], 3).values[0]
+    assert_same(floats(got), [a - c, d - b, a])
 
 
 def test_lanes_below_are_counted():
@@ -198,6 +257,7 @@ def test_scalar_loads_and_buffers_of_more_widths():
         s_mov_b32 s10, s4
         s_load_dwordx4 s[16:19], s[10:11], 0x10
         s_load_dwordx8 s[20:27], s[10:11], 0x100
+        s_load_dwordx16 s[28:43], s[10:11], 0x200
         v_lshlrev_b32_e32 v4, 3, v0
         buffer_load_dwordx2 v[64:65], v4, s[4:7], 0 offen offset:512
         s_waitcnt vmcnt(0) lgkmcnt(0)
@@ -205,15 +265,17 @@ def test_scalar_loads_and_buffers_of_more_widths():
         v_mov_b32_e32 v67, s19
         v_mov_b32_e32 v68, s20
         v_mov_b32_e32 v69, s27
+        v_mov_b32_e32 v70, s28
+        v_mov_b32_e32 v71, s43
         {set_exec(MASK)}
         buffer_store_dwordx2 v[10:11], v4, s[4:7], 0 offen
         {set_exec(ALL)}
     """
-    outcome = run(text, bits, 6)
+    outcome = run(text, bits, 8)
     got, memory = outcome.values[0], outcome.memory.reshape(-1)
     pairs = bits[2:].reshape(64, 2).T
     assert_same(got[:2], pairs)
-    assert_same(got[2:, 0], bits.reshape(-1)[[4, 7, 64, 71]])
+    assert_same(got[2:, 0], bits.reshape(-1)[[4, 7, 64, 71, 128, 143]])
     expected = np.where(lanes_of(MASK), bits[2:], bits[:2].reshape(64, 2).T)
     assert_same(memory[:128].reshape(64, 2).T, expected)
 
@@ -236,3 +298,30 @@ def test_lds_writes_of_two_dwords_and_lanes_that_fetch():
     assert_same(got[:2], [a, b])
     on, source = lanes_of(MASK), (2 * LANES + 1) % 64
     assert_same(got[2], np.where(on, np.where(on[source], a[source], 0), 5))
+
+
+def test_lds_reads_of_two_places_and_writes_of_halves():
+    """Both offsets count 64 numbers; half a dword stays as it is."""
+    a, b, c = drawn_bits(np.random.default_rng(9), 3)
+    text = f"""
+        ds_write_b32 v3, v8 offset:256
+        ds_write_b32 v3, v9 offset:512
+        ds_read2st64_b32 v[64:65], v3 offset0:1 offset1:2
+        v_lshlrev_b32_e32 v4, 2, v3
+        ds_write_b64 v4, v[8:9] offset:1024
+        ds_write_b64 v4, v[9:10] offset:2048
+        ds_read2st64_b64 v[66:69], v4 offset0:2 offset1:4
+        {set_exec(MASK)}
+        ds_write_b16 v3, v10 offset:258
+        {set_exec(ALL)}
+        ds_read_b32 v70, v3 offset:256
+        s_waitcnt lgkmcnt(0)
+    """
+    got = run(text, [a, b, c], 7, schedule=Schedule("late")).values[0]
+    assert_same(got[:2], [a, b])
+    half = 2048 // 16 - 1024 // 16  # lanes whose second place is another lane's first
+    assert_same(got[2:4, :half], [a[:half], b[:half]])
+    assert_same(got[4:6], [b, c])
+    assert_same(got[6], np.where(lanes_of(MASK), a & 0xFFFF | c << 16, a))
+    with pytest.raises(Wrong, match="odd LDS address"):
+        run("ds_write_b16 v3, v8 offset:1", [a])
