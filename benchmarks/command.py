@@ -27,5 +27,6 @@ def arguments(description: str, *, rounds: int, seconds: float) -> argparse.Name
 def save(kind: str, report: dict[str, Any], folder: pathlib.Path | None) -> None:
     """Write a report into the folder, if there is one. Its "environment" is part of the name."""
     if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{file_name(kind, report['environment'])}.json"
         path.write_text(json.dumps(report, indent=1) + "\n")

@@ -159,6 +159,10 @@ def main() -> None:
     parser.add_argument("--all-only", action="store_true", help="not on one GPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.tokens < 1 or args.layers < 1 or args.steps < 2:
+        parser.error(
+            "expected 1 token, 1 layer and 2 steps, of which the first is not timed, or more"
+        )
     mesh = jax.make_mesh(
         (len(jax.devices()),), ("context",), axis_types=(jax.sharding.AxisType.Auto,)
     )

@@ -324,6 +324,9 @@ def test_explain_gives_the_reason_against_small_pages():
     }
     query = jax.ShapeDtypeStruct((B, 1, N, H), jnp.bfloat16)
     found = explain(query, **arrays)
+    pools = [arrays[x] for x in ("key_pages", "value_pages")]
+    others = {x: y for x, y in arrays.items() if x not in ("key_pages", "value_pages")}
+    assert str(explain(query, *pools, **others)) == str(found)
     assert (found.chosen_forward, found.backward) == ("xla", ())
     assert "pages gathered" in str(found) and "backward  " not in str(found)
     on_amd = {x.implementation: x for x in explain(query, **arrays, target="gfx942").forward}

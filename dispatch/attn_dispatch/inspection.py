@@ -145,7 +145,9 @@ def _public_call(args: Sequence[object], kwargs: Mapping[str, object]) -> _Publi
     """The public call that has these arguments, which their names decide."""
     function: Callable[..., Results] = dot_product_attention
     if "key_pages" in kwargs or "page_table" in kwargs:
-        function, kwargs = paged_attention, {"value_pages": None, **kwargs}
+        function = paged_attention
+        if len(args) < 3:  # None may be left out
+            kwargs = {"value_pages": None, **kwargs}
     elif "cu_seqlens_q" in kwargs:
         function = ragged_dot_product_attention
     check_names(function, kwargs)

@@ -93,7 +93,18 @@ def test_the_version_of_a_target_decides_what_runs():
 
 
 @pytest.mark.parametrize(
-    "name", ["h100:aiter0.1.20", "mi300x:aiter0.1.14", "mi300x:aiterx", "x:aiter0.1.20"]
+    "name",
+    [
+        "h100:aiter0.1.20",
+        "mi300x:aiter0.1.14",
+        "mi300x:aiterx",
+        "x:aiter0.1.20",
+        "mi300x:aiter0.1.20xyz",
+        "mi300x:aiter0.1.20.",
+        "mi300x:aiter0.1.070",
+        "mi300x:aiter0.2",
+        "mi300x:aiter0.1.15:aiter0.1.7",
+    ],
 )
 def test_a_version_that_cannot_be_planned_for_is_refused(name: str):
     with pytest.raises(ValueError, match=r"^target: .*got '"):

@@ -206,6 +206,11 @@ def main(words: Sequence[str] | None = None) -> None:
     calls = [x for x in CALLS if arch in x.archs]
     if device.platform == "gpu" and not calls:
         raise SystemExit(f"no kernel of {device.device_kind} ({arch or 'unknown'}) is in question")
+    if not calls:
+        print(
+            "no AMD GPU: XLA runs smaller calls on the CPU, which says nothing of AITER's kernels"
+        )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     found = report(calls or SMALL, "aiter" if calls else None, args)
     args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(args.out)

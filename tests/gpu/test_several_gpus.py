@@ -196,3 +196,58 @@ def test_pool_of_pages_on_two_gpus_agrees_with_one_gpu(queries, kind, record):
     assert np.array_equal(lse == -np.inf, lse_of_one == -np.inf)
     assert np.abs(np.where(lse == -np.inf, 0, lse - np.maximum(lse_of_one, -1e9))).max() <= 1e-3
     record(queries=queries, axes=kind.name, devices=2)
+
+
+LENGTH = 1024
+IDS = np.repeat([1, 2, 3, 0], [500, 300, 200, 24]).astype(np.int32)[None]
+LONG_AGO = {"is_causal": True, "local_window_size": (200, 0)}
+PACKED = {"query_segment_ids": IDS, "max_segments": 3}
+SPREAD = {
+    "ring": ("ring", {"is_causal": True}),
+    "ring, full, segments": ("ring", PACKED),
+    "ring, a segment that is too long": ("ring", PACKED | {"max_segment_len": 400}),
+    "gather": ("gather", {"is_causal": True}),
+    "gather, lengths": (
+        "gather",
+        {
+            "query_seq_lengths": np.array([700], np.int32),
+            "key_value_seq_lengths": np.array([900], np.int32),
+        },
+    ),
+    "halo": ("halo", LONG_AGO),
+    "halo, segments": ("halo", LONG_AGO | PACKED),
+    "heads, dropout": ("heads", {"dropout_rate": 0.2, "dropout_key": 7}),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_spread_sequence_on_two_gpus_agrees_with_one_gpu(name, record):
+    """Where a row is NaN, as in a segment that is too long, it is NaN on both."""
+    strategy, options = SPREAD[name]
+    options = dict(options)
+    if "dropout_key" in options:
+        options["dropout_key"] = jax.random.key(options["dropout_key"])
+    ids = {x: y for x, y in options.items() if isinstance(y, np.ndarray)}
+    rest = {x: y for x, y in options.items() if x not in ids}
+
+    def both(q, k, v, out_grad, traced):
+        call = partial(attn_dispatch.dot_product_attention, **rest, **traced)
+        out, pull = jax.vjp(call, q, k, v)
+        return out, *pull(out_grad)
+
+    given = arrays(3, b=1, t=LENGTH)
+    over = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,), devices=DEVICES)
+    rows, whole = NamedSharding(over, P(None, "context")), NamedSharding(over, P())
+    with attn_dispatch.sharded_dropout("same"), attn_dispatch.fallback("silent"):
+        expected = jax.jit(both)(*given, ids)
+        with jax.set_mesh(over), attn_dispatch.context_parallel(strategy):
+            placed = [jax.device_put(x, rows) for x in given]
+            traced = {x: jax.device_put(y, rows if y.ndim == 2 else whole) for x, y in ids.items()}
+            got = jax.jit(both)(*placed, traced)
+    worst = 0.0
+    for x, y in zip(got, expected, strict=True):
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        assert np.array_equal(np.isnan(x), np.isnan(y))
+        worst = max(worst, float(np.nanmax(np.abs(x - y)) / np.nanmax(np.abs(y))))
+    assert worst <= 2e-2
+    record(name=name, worst=worst, devices=2)

@@ -12,16 +12,22 @@ OLDEST: Version = (0, 1, 15)
 """The first of the later versions whose C++ interface is known."""
 
 _OF_TARGET = re.compile(r"\s*:\s*aiter[\s-]*v?", re.IGNORECASE)
+_VERSION = re.compile(
+    r"v?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((?:[.-]?(?:post|dev|rc)\d+)*)"
+    r"(?:\+[\w.]+|-\d+-g[0-9a-f]+)?\s*"
+)
+"""A tag or a wheel's version. To a tag, `git describe` adds the number of commits since and the
+last one."""
 
 
 def version_of(text: str) -> Version | None:
     """The version in texts such as "v0.1.19", "0.1.20.post1" or "0.1.20.dev3+g1234"; None if there
     is none. A development version comes before the release whose number it has."""
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
+    found = _VERSION.fullmatch(text)
     if found is None:
         return None
-    major, minor, patch = map(int, found.groups())
-    is_before = re.search(r"\.dev|-rc|rc\d", text) is not None and ".post" not in text
+    major, minor, patch = map(int, found.groups()[:3])
+    is_before = re.search(r"dev|rc", found[4]) is not None and "post" not in found[4]
     return major, minor, max(patch - is_before, 0)
 
 
@@ -37,7 +43,7 @@ def named(target: str) -> tuple[str, str]:
     version = version_of(rest[0])
     if version is None or (version != DEV18 and version < OLDEST):
         raise ValueError(
-            "target: expected AITER's version, 0.1.7 or from 0.1.15 on, as in "
+            "target: expected AITER's version in three numbers, 0.1.7 or from 0.1.15 on, as in "
             f"'mi300x:aiter0.1.20', got {target[:200]!r}"
         )
     return device, rest[0].strip()

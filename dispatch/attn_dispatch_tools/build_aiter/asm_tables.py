@@ -63,6 +63,11 @@ def write(hsa: Path, arch: str, folder: Path) -> int:
     return count
 
 
+def files(hsa: Path, arch: str) -> set[str]:
+    """The names of the kernels' files in the tables of an architecture."""
+    return {x for module in MODULES for x in _named(_tables(hsa, arch, module))}
+
+
 def header(module: str, arch: str, tables: dict[str, list[Row]]) -> str:
     """The C++ header with the tables of a folder, by their names."""
     columns = list(dict.fromkeys(x for rows in tables.values() for row in rows for x in row))
@@ -107,13 +112,17 @@ def _tables(hsa: Path, arch: str, module: str) -> dict[str, list[Row]]:
     return tables
 
 
+def _named(tables: dict[str, list[Row]]) -> set[str]:
+    return {row["co_name"] for rows in tables.values() for row in rows}
+
+
 def _refuse_parts(folder: Path, tables: dict[str, list[Row]]) -> None:
     """Refuse a folder whose tables and kernels are not those of each other.
 
     AITER fails when a call needs a kernel whose file is missing. With a row missing it takes the
     call for one that no kernel runs.
     """
-    named = {row["co_name"] for rows in tables.values() for row in rows}
+    named = _named(tables)
     there = {path.name for path in folder.rglob("*.co")}
     if missing := sorted(named - there):
         raise BuildError(

@@ -9,6 +9,7 @@ device holds there is no diagonal. The results are merged as in keys.py.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ def _own_results(device: DeviceCall) -> Arrays:
 
     if columns <= own:
         return attend(given)
-    return lax.cond(most <= own, alike(attend_to_few), alike(attend), given)
+    return cast("Arrays", lax.cond(most <= own, alike(attend_to_few), alike(attend), given))
 
 
 def _own_pages(device: DeviceCall) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -33,7 +33,7 @@ class WholeRows:
     def refused(self) -> str:
         """What the call has that needs all keys in one place."""
         spread = Spread(self.meaning, self.spec.options.operands, 0, 0, self.devices)
-        taken = _LENGTHS | ({"pages"} if self.spec.is_paged else set())
+        taken = _LENGTHS | {"pages"} if self.spec.is_paged else _LENGTHS
         return " and ".join(x for x in left_out(spread) if x not in taken)
 
     @property
