@@ -104,7 +104,8 @@ def mutated_sources(folder: Path) -> list[str]:
     for path in (folder / f"{x}.cc" for x in _STRUCTS):
         changes = []
         for field in fields:
-            changes.append(f"call.{field} = mutated({len(names)}, call.{field});")
+            is_flag = " != 0" if field.startswith("use_") else ""
+            changes.append(f"call.{field} = mutated({len(names)}, call.{field}{is_flag});")
             names.append(f"{field} (call_site.cc, in {path.name})")
         text = re.sub(
             r"  call = site.call;", "  call = site.call; " + " ".join(changes), path.read_text()

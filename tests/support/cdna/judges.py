@@ -1,4 +1,4 @@
-"""Calls that both passes run on ASM kernels, each as a judge of the handlers that make them."""
+"""Calls whose passes all run on ASM kernels, each as a judge of the handlers that make them."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def _runs() -> Iterator[KernelRun]:
     for call in CASES:
         if "ck" not in call.kernels:
             yield KernelRun("dev18", call.arch, call.case, OURS, MI300, ())
+    yield KernelRun("dev18", "gfx950", _EVEN, _SIXTEEN_BIT, MI300, ())
     for arch in generations.ARCHS if not generations.missing("v0.1.15") else ():
         for call in _NEWER:
             if (arch, call.h) != ("gfx950", 192):  # a barrier is missing there
