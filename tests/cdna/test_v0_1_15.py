@@ -22,22 +22,20 @@ from attn_dispatch.warning import AttentionKernelWarning
 from attn_dispatch_tools.verify.case import Case
 from tests.support.aiter_check import Check
 from tests.support.cdna import generations
-from tests.support.cdna.cases import CAUSAL, NAN, SCHEDULES, TIMED, TOP_LEFT, case
+from tests.support.cdna.cases import (
+    CASES_V0_1_15,
+    CAUSAL,
+    GAPS,
+    NAN,
+    SCHEDULES,
+    TIMED,
+    TOP_LEFT,
+    case,
+)
 from tests.support.cdna.kernels import Gpu
 from tests.support.cdna.machine import AT_ONCE, Schedule
 from tests.support.cdna.repairs import RepairedMachine
 
-GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 144), "kv_lengths": (160, 131)}
-LONG_GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 290), "kv_lengths": (160, 300)}
-CASES = (
-    case("full"),
-    case("causal", **CAUSAL),
-    case("ragged", t=200, s=131, **CAUSAL),
-    case("gaps", **GAPS),
-    case("causal gaps", **GAPS, **CAUSAL),
-    case("causal blocks", t=300, s=300, k=2, **TOP_LEFT),
-    case("causal blocks with gaps", t=300, s=300, **LONG_GAPS, **CAUSAL),
-)
 LATE = Schedule("late", registers=True)
 MISSING_BARRIERS = (
     case("causal blocks", t=600, s=600, **TOP_LEFT),
@@ -61,7 +59,7 @@ def gpu_of(without_rewrites: None) -> Iterator[GpuOf]:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("call", CASES, ids=str)
+@pytest.mark.parametrize("call", CASES_V0_1_15, ids=str)
 def test_kernels_agree_with_the_reference(call: Case, arch: str, gpu_of: GpuOf):
     gpu = gpu_of(arch)
     check = Check.of(call, parse(arch), gpu.emulator)

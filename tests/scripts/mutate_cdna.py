@@ -18,7 +18,7 @@ from tests.support.emulator import build
 from tests.support.repository import ROOT
 
 TESTS = ("vector_instructions", "scalar_instructions", "matrix_instructions",
-         "memory_instructions", "checks")  # fmt: skip
+         "memory_instructions", "checks", "compiled_instructions")  # fmt: skip
 MUTATIONS = (
     ("matrix.cc", "4 * group + r % 4", "4 * group + 3 - r % 4"),
     ("matrix.cc", "o.index + n / 2", "o.index + n / 4"),
@@ -33,7 +33,7 @@ MUTATIONS = (
     ("integers.cc", "b << (a & 31)", "b << (a & 15)"),
     ("integers.cc", "i32(b << 8) >> 8", "i32(b << 8 >> 8)"),
     ("floats.cc", "to_bits(a) & to_bits(b)", "to_bits(a) | to_bits(b)"),
-    ("floats.cc", "4 * part + n", "3 * part + n"),
+    ("floats.cc", "(4 * part + n)", "(3 * part + n)"),
     ("floats.cc", "if (!(x > 0)) return 0;", ""),
     ("scalar.cc", "u64{a} + b + scc", "u64{a} + b"),
     ("scalar.cc", "(a ^ b) & (a ^ (a - b))", "(a ^ b) & (b ^ (a - b))"),
@@ -53,6 +53,20 @@ MUTATIONS = (
     ("checks.cc", "r < o.index + o.width", "r < o.index + 1"),
     ("checks.cc", "at_issue ? p.epoch", "true ? p.epoch"),
     ("control.cc", "return !w.scc", "return w.scc"),
+    ("integers.cc", "std::clamp(l - first, 0, 32)", "std::clamp(l - first + 1, 0, 32)"),
+    ("integers.cc", "x >> (start & 31) << (32 - size)", "x >> (start & 31) << (31 - size)"),
+    ("integers.cc", "u64{sum < added} << l", "u64{sum <= added} << l"),
+    ("floats.cc", "three.operands[3] = i.operands[0];", ""),
+    ("floats.cc", "std::signbit(divisor) != std::signbit(dividend)", "std::signbit(divisor)"),
+    ("floats.cc", "i.immediate >> (8 + 4 * part + n) & 1", "i.immediate >> (8 + n) & 1"),
+    ("lanes.h", "which & 128 ?", "false ?"),
+    ("lanes.h", "16 * (part - 4)", "0"),
+    ("scalar.cc", "w.flushes_denormals = i.immediate == 0;", ""),
+    ("scalar.cc", "x >> 31 ? 0 - x : x", "x"),
+    ("lds.cc", "p.exec >> from & 1 ? w.v", "true ? w.v"),
+    ("lds.cc", "4 * u64(p.instruction->immediate", "8 * u64(p.instruction->immediate"),
+    ("lds.cc", "256 * dwords * u64", "256 * u64"),
+    ("lds.cc", "p.address[l] & 2 ? 16 : 0", "0"),
     ("run.cc", "waiting == live", "waiting > 0"),
 )  # fmt: skip
 """A file, what is in it once, and what is there instead."""

@@ -1,22 +1,27 @@
 """Breaks the handlers of rocm_backend in one place at a time and checks that a test notices.
 
-usage: python -m tests.scripts.mutate_rocm [PART OF A MUTATION'S NAME]
+usage: python -m tests.scripts.mutate_rocm [--machine-code] [PART OF A MUTATION'S NAME]
 
 Every assignment to a field of aiter_api.h's structs, and every zeroing of memory, can be made
 wrong: numbers by one, pointers by four bytes, flags inverted. The cases of aiter_cases.py, and the
 cases with 16-bit atomics, run on the emulator until one of them fails the check of
 tests/support/aiter_check.py. A mutation that no case notices survives; the exit status is 1 if any
 does.
+
+With --machine-code the calls of tests/cdna judge in their place, by AITER's dispatch and kernels
+alone: the wheel's and, if ATTN_DISPATCH_AITER_DIR names a folder, those of AITER's sources. What
+only CK's calls have is not reached by them, and does not count as a survivor.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
@@ -25,17 +30,24 @@ import jax
 import rich.progress
 
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case
 from tests.support import aiter_emulated
 from tests.support.aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
 from tests.support.aiter_check import Check, sixteen_bit_atomics
+from tests.support.cdna.judges import Judge, machine_code_judges
 from tests.support.emulator import build
+from tests.support.emulator.native import Emulator
+
+SURVIVES = "SURVIVES"
 
 _HEADER = """\
 // The number of the mutation that is on; the others do not change their values.
 #pragma once
 #include <type_traits>
 inline int mutation = -1;
+inline bool reached[1000];  // since set_mutation
 template <typename T> T mutated(int id, T value) {
+  reached[id] = true;
   if (id != mutation) return value;
   if constexpr (std::is_pointer_v<T>) {
     return value ? (T)((char*)value + 4) : value;
@@ -49,9 +61,18 @@ template <typename T> T mutated(int id, T value) {
     return value + 1;
   }
 }
+inline int mutated_zero(int id) {
+  reached[id] = true;
+  return id == mutation ? 0x7f : 0;
+}
 """
-_SETTER = """
-extern "C" __attribute__((visibility("default"))) void set_mutation(int id) { mutation = id; }
+_HOOKS = """
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+EXPORTED void set_mutation(int id) {
+  mutation = id;
+  for (bool& x : reached) x = false;
+}
+EXPORTED int is_reached(int id) { return reached[id]; }
 """
 _ASSIGNED = re.compile(r"(?<=\n)( +(?:[\w.]*\bcall\.|forward\.|split\.)(\w+) =)(\s[^;]+);")
 _STRUCTS = ("call_structs", "call_structs_split_kv")
@@ -69,7 +90,7 @@ def mutated_sources(folder: Path) -> list[str]:
 
     def wrap_zero(found: re.Match[str]) -> str:
         names.append(f"zeroing of {found[2]} ({path.name})")
-        return f"fill_bytes({found[1]}, mutation == {len(names) - 1} ? 0x7f : 0,"
+        return f"fill_bytes({found[1]}, mutated_zero({len(names) - 1}),"
 
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(aiter_emulated.ROCM_BACKEND, folder)
@@ -83,7 +104,8 @@ def mutated_sources(folder: Path) -> list[str]:
     for path in (folder / f"{x}.cc" for x in _STRUCTS):
         changes = []
         for field in fields:
-            changes.append(f"call.{field} = mutated({len(names)}, call.{field});")
+            is_flag = " != 0" if field.startswith("use_") else ""
+            changes.append(f"call.{field} = mutated({len(names)}, call.{field}{is_flag});")
             names.append(f"{field} (call_site.cc, in {path.name})")
         text = re.sub(
             r"  call = site.call;", "  call = site.call; " + " ".join(changes), path.read_text()
@@ -91,7 +113,7 @@ def mutated_sources(folder: Path) -> list[str]:
         assert text.count(changes[0]) == 1
         path.write_text(text)
     path = folder / f"{_STRUCTS[0]}.cc"
-    path.write_text(path.read_text() + _SETTER)
+    path.write_text(path.read_text() + _HOOKS)
     return names
 
 
@@ -104,44 +126,59 @@ def notices(check: Check) -> bool:
     return not all(x <= 1 for x in errors.values()) or bool(check.differences_from_expected_calls())
 
 
+def emulated(emulator: Emulator) -> Iterator[Judge]:
+    """The cases of aiter_cases.py on the emulator, compiled."""
+
+    def judge(case: Case, gfx: str) -> Judge:
+        emulator.set_arch(gfx)
+        check = Check.of(case, parse(gfx), emulator)
+
+        def notices_now() -> bool:
+            emulator.set_arch(gfx)
+            return notices(check)
+
+        return Judge(f"{case} on {gfx}", notices_now)
+
+    # large_scores is left out: its gradient of key is only right relative to the delta that the
+    # kernel gets, and `Check` does not use that.
+    yield from (judge(*x) for x in CASES_BY_GFX if x[0].name != "large_scores")
+    with sixteen_bit_atomics():
+        yield from (judge(*x) for x in SIXTEEN_BIT_CASES)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--machine-code", action="store_true")
+    parser.add_argument("part", nargs="?", default="")
+    chosen = parser.parse_args()
     folder = build.FOLDER / "mutated_rocm_backend"
     names = mutated_sources(folder)
     path = aiter_emulated.build_module(folder, "_rocm_mutated")
     emulator = aiter_emulated.emulator(path)
-    set_mutation: Callable[[int], None] = ctypes.CDLL(str(path)).set_mutation
+    library = ctypes.CDLL(str(path))
+    judges = machine_code_judges() if chosen.machine_code else emulated(emulator)
+    reached: dict[Judge, set[int]] = {}
+    for judge in rich.progress.track(list(judges), "running the cases"):
+        library.set_mutation(-1)
+        assert not judge.notices(), f"{judge.name} fails without any mutation"
+        reached[judge] = {n for n in range(len(names)) if library.is_reached(n)}
 
-    checks: list[tuple[str, Check]] = []
-    # large_scores is left out: its gradient of key is only right relative to the delta that the
-    # kernel gets, and `Check` does not use that.
-    cases = [x for x in CASES_BY_GFX if x[0].name != "large_scores"]
-    for case, gfx in rich.progress.track(cases, "compiling the cases"):
-        emulator.set_arch(gfx)
-        checks.append((gfx, Check.of(case, parse(gfx), emulator)))
-    with sixteen_bit_atomics():
-        for case, gfx in SIXTEEN_BIT_CASES:
-            emulator.set_arch(gfx)
-            checks.append((gfx, Check.of(case, parse(gfx), emulator)))
+    def result_of(mutation: int) -> str:
+        library.set_mutation(mutation)
+        reaching = [judge for judge, found in reached.items() if mutation in found]
+        by = next((judge.name for judge in reaching if judge.notices()), None)
+        return f"noticed by {by}" if by else SURVIVES if reaching else "is not reached"
 
-    def noticed_by(mutation: int) -> str | None:
-        set_mutation(mutation)
-        for gfx, check in checks:
-            emulator.set_arch(gfx)
-            if notices(check):
-                return f"{check.case} on {gfx}"
-        return None
-
-    assert noticed_by(-1) is None, "a case fails without any mutation"
-    chosen = [i for i, name in enumerate(names) if "".join(sys.argv[1:2]) in name]
-    found = [noticed_by(i) for i in rich.progress.track(chosen, "mutating")]
-    names = [names[i] for i in chosen]
-    for name, case in zip(names, found, strict=True):
-        print(f"{name}: {f'noticed by {case}' if case else 'SURVIVES'}")
-    survivors = [name for name, case in zip(names, found, strict=True) if case is None]
-    print(
-        f"{len(found)} mutations, {len(survivors)} survive" + "".join(f"\n  {x}" for x in survivors)
-    )
-    sys.exit(bool(survivors))
+    results: dict[str, str] = {}
+    for n in rich.progress.track([n for n, x in enumerate(names) if chosen.part in x], "mutating"):
+        results[names[n]] = result_of(n)
+        print(f"{names[n]}: {results[names[n]]}", flush=True)
+    survivors = [name for name, result in results.items() if result == SURVIVES]
+    unreached = sum(x == "is not reached" for x in results.values())
+    print(f"{len(results)} mutations, {unreached} not reached, {len(survivors)} survive")
+    sys.exit(bool(survivors) or (unreached > 0 and not chosen.machine_code))
 
 
 if __name__ == "__main__":

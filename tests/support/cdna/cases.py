@@ -87,6 +87,19 @@ CASES = (
     _gfx950("fwd_hd128_bf16_group", "bwd_hd128_bf16_a32_psskddv_group", case("packed", **_PACKED)),
 )  # fmt: skip
 
+GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 144), "kv_lengths": (160, 131)}
+_LONG_GAPS: dict[str, Any] = {"b": 2, "q_lengths": (100, 290), "kv_lengths": (160, 300)}
+CASES_V0_1_15 = (
+    case("full"),
+    case("causal", **CAUSAL),
+    case("ragged", t=200, s=131, **CAUSAL),
+    case("gaps", **GAPS),
+    case("causal gaps", **GAPS, **CAUSAL),
+    case("causal blocks", t=300, s=300, k=2, **TOP_LEFT),
+    case("causal blocks with gaps", t=300, s=300, **_LONG_GAPS, **CAUSAL),
+)
+"""Calls of which AITER v0.1.15 and later run both passes on ASM."""
+
 UNSAFE: tuple[tuple[KernelCase, Schedule | None], ...] = (
     (_gfx950("ck", "bwd_hd128_bf16_causal_a32_psskddv", case("top left", s=260, **TOP_LEFT)),
      Schedule("random", seed=1, quantum=100)),

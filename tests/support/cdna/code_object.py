@@ -58,8 +58,9 @@ def read(path: Path) -> CodeObject:
     at = home.offset + descriptor - home.address
     lds_bytes, private_bytes, _, _, entry = struct.unpack_from("<IIIIq", data, at)
     rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", data, at + 44)
-    round_mode, ieee = rsrc1 >> 12 & 15, rsrc1 >> 23 & 1
-    if private_bytes or preload or round_mode or ieee:
+    # The IEEE bit, CK's kernels have it, changes signaling NaN alone.
+    round_mode = rsrc1 >> 12 & 15
+    if private_bytes or preload or round_mode:
         raise NotImplementedError(f"{path}: scratch, preloading, or a mode that is not modelled")
     (flags,) = struct.unpack_from("<I", data, 48)
     return CodeObject(
@@ -86,6 +87,8 @@ def _kernarg_bytes(data: bytes) -> int:
     """The size of the arguments, from the metadata in MessagePack; the descriptor may have 0."""
     key = b".kernarg_segment_size"
     at = data.index(key) + len(key)
+    if data[at] < 0x80:
+        return data[at]
     size = {0xCC: 1, 0xCD: 2}[data[at]]
     return int.from_bytes(data[at + 1 : at + 1 + size])
 

@@ -13,7 +13,7 @@ from tests.support.cdna.disassembler import Line
 
 FIRST_AGPR = 256
 _NONE, _SGPR, _VGPR, _CONSTANT = range(4)
-_QUAD_PERM = 8
+_QUAD_PERM, _SELECTS = 8, 16
 _FLAGS = {"idxen": 1, "offen": 2, "lds": 4}
 _TO_LDS = _FLAGS["lds"]
 _NAMED = {
@@ -67,7 +67,7 @@ def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
     instructions = (Instruction * len(lines))()
     for instruction, line in zip(instructions, lines, strict=True):
         mnemonic, _, text = line.text.partition(" ")
-        op = re.sub(r"_(e32|e64|dpp)$", "", mnemonic)
+        op = re.sub(r"_(e32|e64|dpp|sdwa)$", "", mnemonic)
         if op not in ops:
             raise NotImplementedError(f"{line.text} at {line.address:#x}")
         instruction.op, instruction.address = ops[op], line.address
@@ -77,6 +77,8 @@ def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
             instruction.target = numbers[line.address + 4 + 4 * _signed(int(text), 16)]
         elif op == "s_waitcnt":
             instruction.immediate = _counts(text)
+        elif op == "s_setreg_imm32_b32":
+            instruction.immediate = _denormals(text.strip())
         else:
             _fill(instruction, _modifiers(op, text.strip()))
     return Code(instructions, numbers)
@@ -99,9 +101,23 @@ def _counts(text: str) -> int:
     return vector | other << 8
 
 
+def _denormals(text: str) -> int:
+    """The bits of MODE that say whether float32 numbers are flushed; no other register is known."""
+    found = re.fullmatch(r"hwreg\(HW_REG_MODE, 4, 2\), (\d)", text)
+    if not found:
+        raise NotImplementedError(f"s_setreg_imm32_b32 {text}")
+    return int(found[1])
+
+
 _QUAD = re.compile(r" quad_perm:\[(\d),(\d),(\d),(\d)\] row_mask:0xf bank_mask:0xf$")
+_NEGATED = re.compile(r" neg_(lo|hi):\[(\d),(\d)(?:,(\d))?\]")
 _SELECTED = re.compile(r" op_sel(_hi)?:\[(\d),(\d)(?:,(\d))?\]")
-_WORDS = re.compile(r"((?: (?:idxen|offen|lds|offset:-?\d+))*)$")
+_PARTS = re.compile(r" dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:(\w+)(?: src1_sel:(\w+))?$")
+_NUMBER_OF_PART = {
+    **{f"BYTE_{n}": n for n in range(4)}, "WORD_0": 4, "WORD_1": 5, "DWORD": 6
+}  # fmt: skip
+_SIGN_OF_PART = 128
+_WORDS = re.compile(r"((?: (?:idxen|offen|lds|offset[01]?:-?\d+))*)$")
 
 
 def _modifiers(op: str, text: str) -> _Parsed:
@@ -109,26 +125,47 @@ def _modifiers(op: str, text: str) -> _Parsed:
     if quad := _QUAD.search(text):
         lanes = sum(int(lane) << 2 * n for n, lane in enumerate(quad.groups()))
         return _Parsed(text[: quad.start()], lanes, _QUAD_PERM)
+    if parts := _PARTS.search(text):
+        return _of_parts(text[: parts.start()], parts.groups("DWORD"))
     if op.startswith("v_pk_"):
         return _selected(text)
     found = _WORDS.search(text)
     assert found is not None
     immediate, flags = 0, _TO_LDS if op.startswith("global_load_lds") else 0
     for word in found[1].split():
-        if word.startswith("offset:"):
-            immediate = int(word.removeprefix("offset:"))
+        if word.startswith("offset"):
+            name, _, number = word.partition(":")
+            immediate |= int(number) << (16 if name == "offset1" else 0)
         else:
             flags |= _FLAGS[word]
     return _Parsed(text[: found.start()], immediate, flags)
 
 
+def _of_parts(text: str, parts: Sequence[str]) -> _Parsed:
+    """Sources of which a part is taken, with its sign where they are sext(v7)."""
+    destination, *sources = text.split(", ")
+    immediate = 0
+    for n, (source, part) in enumerate(zip(sources, parts, strict=False)):
+        sign = _SIGN_OF_PART if source.startswith("sext(") else 0
+        immediate |= (_NUMBER_OF_PART[part] | sign) << 8 * n
+    plain = [x.removeprefix("sext(").rstrip(")") for x in sources]
+    return _Parsed(", ".join([destination, *plain]), immediate, _SELECTS)
+
+
 def _selected(text: str) -> _Parsed:
-    """Which registers make the low result, in bits 2:0, and which the high one, in bits 6:4."""
-    low, high = 0, 7
+    """Which registers make the low result, in bits 2:0, and which the high one, in bits 6:4.
+
+    Their signs change by bits 10:8 and 14:12.
+    """
+    low, high, negative = 0, 7, 0
+    for found in _NEGATED.finditer(text):
+        bits = sum(int(x or 0) << n for n, x in enumerate(found.groups()[1:]))
+        negative |= bits << (12 if found[1] == "hi" else 8)
+    text = _NEGATED.sub("", text)
     for found in _SELECTED.finditer(text):
         bits = sum(int(x or 0) << n for n, x in enumerate(found.groups()[1:]))
         low, high = (low, bits) if found[1] else (bits, high)
-    return _Parsed(_SELECTED.sub("", text), low | high << 4)
+    return _Parsed(_SELECTED.sub("", text), low | high << 4 | negative)
 
 
 _SIGNED = re.compile(r"-(?=[vsa|])")

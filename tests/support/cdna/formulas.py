@@ -92,6 +92,18 @@ def _nearest(x: Fraction) -> np.float32:
         return near.astype(np.float32)
 
 
+def _signed_field(x: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
+    def field(x: int, start: int, size: int) -> int:
+        low = (x >> (start & 31)) % 2 ** (size & 31)
+        return low - (low >> max((size & 31) - 1, 0) << (size & 31))
+
+    return np.array([field(*x) for x in zip(x, start, size, strict=True)], object)
+
+
+def _reversed(x: Bits) -> Bits:
+    return np.array([int(f"{int(n):032b}"[::-1], 2) for n in x], np.uint32)
+
+
 def _larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Of a number and NaN the number; of zeros the positive one."""
     zero = np.where(np.signbit(a), b, a)
@@ -159,6 +171,21 @@ RULES = {
     "v_mul_lo_u32": _e64(_wide(lambda a, b: a * b), 2),
     "v_mul_hi_u32": _e64(_wide(lambda a, b: a * b >> 32), 2),
     "v_and_b32": Rule(lambda a, b: a & b, 2),
+    "v_or_b32": Rule(lambda a, b: a | b, 2),
+    "v_or3_b32": _e64(lambda a, b, c: a | b | c, 3),
+    "v_ashrrev_i32": Rule(_wide(lambda a, b: _signed(b) >> (a & 31)), 2),
+    "v_ashrrev_i16": Rule(_wide(lambda a, b: (_signed(b, 16) >> (a & 15)) % 2**16), 2),
+    "v_lshrrev_b16": Rule(_wide(lambda a, b: b % 2**16 >> (a & 15)), 2),
+    "v_add_u16": Rule(_wide(lambda a, b: (a + b) % 2**16), 2),
+    "v_sub_u16": Rule(_wide(lambda a, b: (a - b) % 2**16), 2),
+    "v_bfrev_b32": Rule(_reversed, 1),
+    "v_bfe_i32": _e64(_wide(_signed_field), 3),
+    "v_mul_u32_u24": Rule(_wide(lambda a, b: (a % 2**24) * (b % 2**24)), 2),
+    "v_mad_u32_u24": _e64(_wide(lambda a, b, c: (a % 2**24) * (b % 2**24) + c), 3),
+    "v_mad_i32_i24": _e64(_wide(lambda a, b, c: _signed(a, 24) * _signed(b, 24) + c), 3),
+    "v_lshl_add_u32": _e64(_wide(lambda a, b, c: (a << (b & 31)) + c), 3),
+    "v_add_lshl_u32": _e64(_wide(lambda a, b, c: (a + b) << (c & 31)), 3),
+    "v_lshl_or_b32": _e64(_wide(lambda a, b, c: (a << (b & 31)) | c), 3),
     "v_xor_b32": Rule(lambda a, b: a ^ b, 2),
     "v_and_or_b32": _e64(lambda a, b, c: (a & b) | c, 3),
     "v_lshlrev_b32": Rule(_wide(lambda a, b: b << (a & 31)), 2),
@@ -183,10 +210,12 @@ RULES = {
     "v_cvt_pk_bf16_f32": _f32(_converted(lambda x: x.astype(jnp.bfloat16)), 2, "", "halves"),
     "v_cvt_f32_f16": _f32_of_half(np.float16),
     "v_cvt_f32_bf16": _f32_of_half(jnp.bfloat16),
+    "v_cmp_lt_f32": _mask(lambda a, b: a < b, True),
     "v_cmp_ge_f32": _mask(lambda a, b: a >= b, True),
     "v_cmp_eq_f32": _mask(lambda a, b: a == b, True),
     "v_cmp_u_f32": _mask(lambda a, b: np.isnan(a) | np.isnan(b), True),
     "v_cmp_eq_u32": _mask(lambda a, b: a == b),
+    "v_cmp_ne_u32": _mask(lambda a, b: a != b),
     "v_cmp_lt_u32": _mask(lambda a, b: a < b),
     "v_cmp_le_u32": _mask(lambda a, b: a <= b),
     "v_cmp_lt_i32": _mask(_int32(lambda a, b: a < b)),

@@ -24,6 +24,52 @@ u32 permute_bytes(u32 high, u32 low, u32 selectors) {
 
 constexpr u32 multiply_24(u32 a, u32 b) { return u32(i32(a << 8) >> 8) * u32(i32(b << 8) >> 8); }
 
+constexpr u32 unsigned_24(u32 x) { return x & 0xffffff; }
+
+constexpr u32 reversed(u32 x) {
+  u32 out = 0;
+  for (int n = 0; n < 32; ++n) out |= (x >> n & 1) << (31 - n);
+  return out;
+}
+
+// The field of `size` bits from `start` on, with its sign.
+constexpr u32 signed_field(u32 x, u32 start, u32 size) {
+  size &= 31;
+  if (!size) return 0;
+  const u32 left = x >> (start & 31) << (32 - size);
+  return u32(i32(left) >> (32 - size));
+}
+
+// Adds the number of a mask's bits below the lane: of its first 32 bits, or of its last.
+template <int first>
+void count_below(Wave& w, const Instruction& i) {
+  Lanes mask(w, i, 1), sum(w, i, 2);
+  u32 out[kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    const int bits = std::clamp(l - first, 0, 32);
+    const u32 below = u32((u64{1} << bits) - 1);
+    out[l] = sum.get<u32>(l) + u32(std::popcount(mask.get<u32>(l) & below));
+  }
+  w.put(i.operands[0].index, out, w.exec());
+}
+
+// Operands: a sum of 64 bits, its carries, two factors, and a number of 64 bits.
+void multiply_add_64(Wave& w, const Instruction& i) {
+  Lanes a(w, i, 2), b(w, i, 3), low(w, i, 4);
+  const bool is_register = i.operands[4].kind != kConstant;
+  Lanes high(w, i, 4, is_register ? 1 : 0);
+  u32 out[2][kLanes];
+  u64 carries = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    const u64 added = low.get<u32>(l) | (is_register ? u64{high.get<u32>(l)} << 32 : 0);
+    const u64 sum = u64{a.get<u32>(l)} * b.get<u32>(l) + added;
+    out[0][l] = u32(sum), out[1][l] = u32(sum >> 32);
+    carries |= u64{sum < added} << l;
+  }
+  for (int n = 0; n < 2; ++n) w.put(i.operands[0].index + n, out[n], w.exec());
+  w.set_pair(i.operands[1].index, carries & w.exec());
+}
+
 // Operands: the sum, the mask of carries, two numbers and, if `takes_carry`, a mask.
 template <bool takes_carry>
 void add_with_carry(Wave& w, const Instruction& i) {
@@ -65,14 +111,36 @@ constexpr Op kOps[] = {
     {"v_mul_lo_u32", bits<[](u32 a, u32 b) { return a * b; }>},
     {"v_mul_hi_u32", bits<[](u32 a, u32 b) { return u32(u64{a} * b >> 32); }>},
     {"v_and_b32", bits<[](u32 a, u32 b) { return a & b; }>},
+    {"v_or_b32", bits<[](u32 a, u32 b) { return a | b; }>},
+    {"v_mad_u64_u32", multiply_add_64},
+    {"v_mbcnt_lo_u32_b32", count_below<0>},
+    {"v_mbcnt_hi_u32_b32", count_below<32>},
+    {"v_bfrev_b32", bits<reversed>},
+    {"v_bfe_i32", bits<signed_field>},
+    {"v_mul_u32_u24", bits<[](u32 a, u32 b) { return unsigned_24(a) * unsigned_24(b); }>},
+    {"v_mad_u32_u24",
+     bits<[](u32 a, u32 b, u32 c) { return unsigned_24(a) * unsigned_24(b) + c; }>},
+    {"v_mad_i32_i24", bits<[](u32 a, u32 b, u32 c) { return multiply_24(a, b) + c; }>},
+    {"v_lshl_add_u32", bits<[](u32 a, u32 b, u32 c) { return (a << (b & 31)) + c; }>},
+    {"v_add_lshl_u32", bits<[](u32 a, u32 b, u32 c) { return (a + b) << (c & 31); }>},
+    {"v_lshl_or_b32", bits<[](u32 a, u32 b, u32 c) { return (a << (b & 31)) | c; }>},
+    {"v_cmpx_le_u32", compare<u32, [](u32 a, u32 b) { return a <= b; }>},
     {"v_xor_b32", bits<[](u32 a, u32 b) { return a ^ b; }>},
     {"v_and_or_b32", bits<[](u32 a, u32 b, u32 c) { return (a & b) | c; }>},
     {"v_lshlrev_b32", bits<[](u32 a, u32 b) { return b << (a & 31); }>},
     {"v_lshrrev_b32", bits<[](u32 a, u32 b) { return (b >> (a & 31)); }>},
+    {"v_ashrrev_i32", bits<[](u32 a, u32 b) { return u32((i32(b) >> (a & 31))); }>},
+    // Results of 16 bits have zeros above.
+    {"v_lshrrev_b16", bits<[](u32 a, u32 b) { return (u32{u16(b)} >> (a & 15)); }>},
+    {"v_ashrrev_i16", bits<[](u32 a, u32 b) { return u32{u16((int16_t(b) >> (a & 15)))}; }>},
+    {"v_add_u16", bits<[](u32 a, u32 b) { return u32{u16(a + b)}; }>},
+    {"v_sub_u16", bits<[](u32 a, u32 b) { return u32{u16(a - b)}; }>},
+    {"v_or3_b32", bits<[](u32 a, u32 b, u32 c) { return a | b | c; }>},
     {"v_bfe_u32",
      bits<[](u32 a, u32 b, u32 c) { return (a >> (b & 31)) & ((u32{1} << (c & 31)) - 1); }>},
     {"v_perm_b32", bits<permute_bytes>},
     {"v_cmp_eq_u32", compare<u32, [](u32 a, u32 b) { return a == b; }>},
+    {"v_cmp_ne_u32", compare<u32, [](u32 a, u32 b) { return a != b; }>},
     {"v_cmp_lt_u32", compare<u32, [](u32 a, u32 b) { return a < b; }>},
     {"v_cmp_le_u32", compare<u32, [](u32 a, u32 b) { return a <= b; }>},
     {"v_cmp_lt_i32", compare<i32, [](i32 a, i32 b) { return a < b; }>},

@@ -51,7 +51,10 @@ class Choice:
         if kernel.family != "asm":
             return kernel
         accumulator = kernel.accumulator if kernel.accumulator == "split" else self.accumulator
-        return replace(kernel, bf16_rounding=self.rounding, accumulator=accumulator)
+        # In 16 bits some kernels add to dq itself, and there is nothing that XLA could round.
+        rounds_dq = kernel.rounds_dq or accumulator == "atomic_16"
+        facts = {"accumulator": accumulator, "rounds_dq": rounds_dq}
+        return replace(kernel, bf16_rounding=self.rounding, **facts)
 
     def made(self) -> Any:
         """A context in which the front end chooses so."""

@@ -18,6 +18,8 @@ from tests.support.emulator.native import Backward, Emulator, Forward
 
 MI300, MI308 = "MI300", "MI308"
 """The boards of gfx942, whose forward kernels are different files of the same name."""
+Buffers = Sequence[tuple[int, int]]
+"""The start and the bytes of each."""
 _DTYPES = (jnp.float16, jnp.bfloat16)
 _ATOMIC_32 = 1
 
@@ -67,7 +69,7 @@ class Gpu:
                 self.run_kernel(path, *next(launches))
                 self.ran.append(path.stem)
             else:
-                _CK_KERNELS[record](call)
+                _CK_KERNELS[record](call, self.buffers())
 
     def buffers(self) -> list[tuple[int, int]]:
         """The start and the bytes of all that the call in progress may touch: XLA's buffers."""
@@ -101,25 +103,26 @@ def on_board(path: Path, board: str) -> Path:
     return path.parent.parent / board / path.name if path.parent.name == MI300 else path
 
 
-def _dot_do_o(backward: ctypes.Structure) -> None:
+def _dot_do_o(backward: ctypes.Structure, buffers: Buffers) -> None:
     """softmax_d, the sum of out and its gradient over the head dim, as CK's kernel computes it."""
     call = backward.call
     out, grad = (
-        _array(backward, x, _DTYPES[call.dtype], call.head_dim_v) for x in ("out", "out_grad")
+        _array(backward, x, _DTYPES[call.dtype], call.head_dim_v, buffers)
+        for x in ("out", "out_grad")
     )
     shape = (_batch(call), call.num_heads, call.seq_len_q)
     strides = (call.batch_stride_lse, call.nhead_stride_lse, 1)
-    sums = _at(backward.softmax_d, np.float32, shape, strides)
+    sums = _at(backward.softmax_d, np.float32, shape, strides, buffers)
     sums[...] = (out.astype(np.float32) * grad.astype(np.float32)).sum(-1).transpose(0, 2, 1)
 
 
-def _convert_dq(backward: ctypes.Structure) -> None:
+def _convert_dq(backward: ctypes.Structure, buffers: Buffers) -> None:
     """The gradient of query, rounded from its float32 sums."""
     call = backward.call
     if backward.accumulator != _ATOMIC_32:
         raise NotImplementedError(f"accumulator {backward.accumulator}")
-    dq = _array(backward, "dq", _DTYPES[call.dtype], call.head_dim)
-    dq[...] = _array(backward, "dq_acc", np.float32, call.head_dim)
+    dq = _array(backward, "dq", _DTYPES[call.dtype], call.head_dim, buffers)
+    dq[...] = _array(backward, "dq_acc", np.float32, call.head_dim, buffers)
 
 
 _CK_KERNELS = {"dot_do_o": _dot_do_o, "convert_dq": _convert_dq}
@@ -130,18 +133,25 @@ def _batch(call: ctypes.Structure) -> int:
     return 1 if call.is_group else call.batch
 
 
-def _array(struct: ctypes.Structure, name: str, dtype: type, head_dim: int) -> np.ndarray:
+def _array(
+    struct: ctypes.Structure, name: str, dtype: type, head_dim: int, buffers: Buffers
+) -> np.ndarray:
     """An array [batch, rows, heads, head dim]; packed rows are those of one batch entry."""
     call = struct.call
     shape = (_batch(call), call.seq_len_q, call.num_heads, head_dim)
     fields = [f"{axis}stride_{name}" for axis in ("batch_", "", "nhead_")]
     strides = [getattr(struct if hasattr(struct, x) else call, x) for x in fields]
-    return _at(getattr(struct, name), dtype, shape, (*strides, 1))
+    return _at(getattr(struct, name), dtype, shape, (*strides, 1), buffers)
 
 
-def _at(address: int, dtype: type, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
-    """The array at an address; strides count elements."""
+def _at(
+    address: int, dtype: type, shape: Sequence[int], strides: Sequence[int], buffers: Buffers
+) -> np.ndarray:
+    """The array at an address, which must be in one buffer; strides count elements."""
     size = np.dtype(dtype).itemsize
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    end = address + (last + 1) * size
+    if not any(start <= address and end <= start + length for start, length in buffers):
+        raise Wrong(f"an array of CK's, {end - address} bytes at {address:#x}, is in no buffer")
     memory = (ctypes.c_char * ((last + 1) * size)).from_address(address)
     return np.ndarray(shape, dtype, memory, strides=[step * size for step in strides])

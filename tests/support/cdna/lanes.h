@@ -17,6 +17,7 @@ class Lanes {
     } else {
       std::fill_n(own_, kLanes, o.kind == kSgpr ? w.s[o.index + part] : u32(o.index));
     }
+    if (i.flags & kSelects) select(i.immediate >> 8 * (n - 1) & 255);
     if (n == 1 && i.flags & kQuadPerm) permute(w.exec(), i.immediate);
     if (o.absolute) change([](u32 x) { return x & 0x7fffffff; });
     if (o.negate) change([](u32 x) { return x ^ 0x80000000; });
@@ -39,6 +40,16 @@ class Lanes {
   void change(F f) {
     for (int l = 0; l < kLanes; ++l) own_[l] = f(x_[l]);
     x_ = own_;
+  }
+  // A part of the register, with its sign if bit 7 is on: byte 0 to 3, half word 4 or 5, or all, 6.
+  void select(i32 which) {
+    const i32 part = which & 7;
+    if (part == 6) return;
+    const int bits = part < 4 ? 8 : 16, start = part < 4 ? 8 * part : 16 * (part - 4);
+    change([&](u32 x) {
+      const i32 left = i32(x << (32 - start - bits));
+      return which & 128 ? u32(left >> (32 - bits)) : u32(left) >> (32 - bits);
+    });
   }
   void permute(u64 exec, i32 quad) {
     valid = 0;
@@ -64,7 +75,7 @@ constexpr int arity = std::is_invocable_v<decltype(F), T>      ? 1
 template <typename T, auto F>
 u64 each_lane(const Wave& w, const Instruction& i, const int (&parts)[3], u32* out) {
   constexpr int n = arity<T, F>;
-  const bool flushes = w.group->launch.flushes_denormals;
+  const bool flushes = w.flushes_denormals;
   Lanes a(w, i, 1, parts[0]), b(w, i, n > 1 ? 2 : 1, parts[1]), c(w, i, n > 2 ? 3 : 1, parts[2]);
   for (Lanes* x : {&a, &b, &c}) x->flush_if<T>(flushes);
   const auto result = [&](int l) {

@@ -27,12 +27,13 @@ constexpr int kFirstAgpr = 256, kVgprs = 512;
 // What machine.py sends: the structs of its ctypes.
 
 enum Kind : i32 { kNone, kSgpr, kVgpr, kConstant };
-enum Flag : i32 { kIdxen = 1, kOffen = 2, kToLds = 4, kQuadPerm = 8 };
+enum Flag : i32 { kIdxen = 1, kOffen = 2, kToLds = 4, kQuadPerm = 8, kSelects = 16 };
 struct Operand {
   i32 kind, index, width, negate, absolute;
 };
 struct Instruction {
-  // `immediate`: an offset, the counts of s_waitcnt, lanes of quad_perm, or op_sel and op_sel_hi.
+  // `immediate`: an offset, or two; the counts of s_waitcnt; lanes of quad_perm; op_sel, op_sel_hi,
+  // neg_lo and neg_hi, four bits each; or a Select of each source, eight bits each.
   i32 op, flags, immediate, target, address;
   Operand operands[5];  // the destination first, as in assembly
 };
@@ -50,7 +51,7 @@ struct Launch {
   i32 length, ranges_length, entry, sgprs_length, group_id_mask;
   i32 grid[3];
   i32 threads, lds_bytes;
-  i32 flushes_denormals;  // of float32, as the MODE register says
+  i32 flushes_denormals;  // of float32, at the start
   i32 landing, lds_queue, quantum, seed, checks;
   u32 fill;  // what registers and LDS hold at the start
 };
@@ -81,6 +82,7 @@ using Queue = std::deque<Pending>;
 struct Wave {
   alignas(64) u32 v[kVgprs][kLanes];
   u32 s[kSgprs];
+  bool flushes_denormals = false;  // of float32, as the MODE register says
   bool scc = false, ended = false, at_barrier = false;
   i32 pc = 0, id = 0;
   u64 time = 0;  // kTimed: cycles

@@ -7,6 +7,17 @@ namespace {
 
 constexpr auto move = vector<u32, [](u32 a) { return a; }>;
 
+void move_64(Wave& w, const Instruction& i) {
+  const bool is_register = i.operands[1].kind != kConstant;
+  Lanes low(w, i, 1), high(w, i, 1, is_register ? 1 : 0);
+  u32 out[2][kLanes];
+  for (int l = 0; l < kLanes; ++l) {
+    out[0][l] = low.get<u32>(l);
+    out[1][l] = is_register ? high.get<u32>(l) : u32(i32(out[0][l]) >> 31);
+  }
+  for (int n = 0; n < 2; ++n) w.put(i.operands[0].index + n, out[n], w.exec());
+}
+
 void select(Wave& w, const Instruction& i) {
   Lanes a(w, i, 1), b(w, i, 2);
   const u64 mask = w.pair(i.operands[3].index);
@@ -32,6 +43,8 @@ void swap_rows(Wave& w, const Instruction& i) {
 
 constexpr Op kOps[] = {
     {"v_mov_b32", move},
+    {"v_mov_b64", move_64},
+    {"v_accvgpr_mov_b32", move},
     {"v_accvgpr_read_b32", move},
     {"v_accvgpr_write_b32", move},
     {"v_cndmask_b32", select},

@@ -48,6 +48,7 @@ void start(Group& g, const i32 (&id)[3]) {
     w.group = &g;
     w.id = int(&w - g.waves.data());
     w.pc = launch.entry;
+    w.flushes_denormals = launch.flushes_denormals;
     w.time = g.random() % 256;
     std::fill_n(&w.v[0][0], kVgprs * kLanes, launch.fill);
     std::fill_n(w.s, kSgprs, launch.fill);

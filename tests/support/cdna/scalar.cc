@@ -37,12 +37,49 @@ void move_64(Wave& w, const Instruction& i) {
   w.set_pair(i.operands[0].index, w.scalar_64(i.operands[1]));
 }
 
+template <auto F>
+void not_zero_64(Wave& w, const Instruction& i) {
+  const u64 x = F(w.scalar_64(i.operands[1]), w.scalar_64(i.operands[2]));
+  w.set_pair(i.operands[0].index, x);
+  w.scc = x != 0;
+}
+
+// The shift is a number of 32 bits.
+void shift_left_64(Wave& w, const Instruction& i) {
+  const u64 x = w.scalar_64(i.operands[1]) << (w.scalar(i.operands[2]) & 63);
+  w.set_pair(i.operands[0].index, x);
+  w.scc = x != 0;
+}
+
+void absolute(Wave& w, const Instruction& i) {
+  const u32 x = w.scalar(i.operands[1]);
+  w.s[i.operands[0].index] = x >> 31 ? 0 - x : x;
+  w.scc = x != 0;
+}
+
+i32 constant_of_16_bits(const Instruction& i) { return i32{int16_t(i.operands[1].index)}; }
+
+void move_16_bits(Wave& w, const Instruction& i) {
+  w.s[i.operands[0].index] = u32(constant_of_16_bits(i));
+}
+
+void multiply_16_bits(Wave& w, const Instruction& i) {
+  w.s[i.operands[0].index] *= u32(constant_of_16_bits(i));
+}
+
+// Two bits of MODE: whether float32 numbers that are denormal stay, as operands and as results.
+void set_denormals(Wave& w, const Instruction& i) {
+  if (i.immediate != 0 && i.immediate != 3) throw Fault("denormals that are flushed on one side");
+  w.flushes_denormals = i.immediate == 0;
+}
+
 void add_16_bits(Wave& w, const Instruction& i) {
   u32& x = w.s[i.operands[0].index];
-  x = add_signed(x, u32(i32{int16_t(i.operands[1].index)}), w.scc);
+  x = add_signed(x, u32(constant_of_16_bits(i)), w.scc);
 }
 
 constexpr auto equal = [](auto a, auto b) { return a == b; };
+constexpr auto different = [](auto a, auto b) { return a != b; };
 constexpr auto less = [](auto a, auto b) { return a < b; };
 constexpr auto less_or_equal = [](auto a, auto b) { return a <= b; };
 constexpr auto greater = [](auto a, auto b) { return a > b; };
@@ -75,9 +112,26 @@ constexpr Op kOps[] = {
        scc = (taken > a);
        return u32(a - taken);
      }>},
+    {"s_movk_i32", move_16_bits},
+    {"s_mulk_i32", multiply_16_bits},
+    {"s_setreg_imm32_b32", set_denormals},
+    {"s_abs_i32", absolute},
+    {"s_max_i32", with_scc<[](u32 a, u32 b, bool& scc) {
+       scc = i32(a) >= i32(b);
+       return scc ? a : b;
+     }>},
+    {"s_lshl_b64", shift_left_64},
+    {"s_andn2_b64", not_zero_64<[](u64 a, u64 b) { return a & ~b; }>},
+    {"s_cselect_b64",
+     [](Wave& w, const Instruction& i) {
+       w.set_pair(i.operands[0].index, w.scalar_64(i.operands[w.scc ? 1 : 2]));
+     }},
+    {"s_and_b64", not_zero_64<[](u64 a, u64 b) { return a & b; }>},
+    {"s_mul_hi_i32", plain<[](u32 a, u32 b) { return u32(i64{i32(a)} * i32(b) >> 32); }>},
     {"s_mul_hi_u32", plain<[](u32 a, u32 b) { return u32(u64{a} * b >> 32); }>},
     {"s_mul_i32", plain<[](u32 a, u32 b) { return a * b; }>},
     {"s_and_b32", not_zero<[](u32 a, u32 b) { return a & b; }>},
+    {"s_andn2_b32", not_zero<[](u32 a, u32 b) { return a & ~b; }>},
     {"s_or_b32", not_zero<[](u32 a, u32 b) { return a | b; }>},
     {"s_xor_b32", not_zero<[](u32 a, u32 b) { return a ^ b; }>},
     {"s_lshl_b32", not_zero<[](u32 a, u32 b) { return a << (b & 31); }>},
@@ -90,6 +144,11 @@ constexpr Op kOps[] = {
     {"s_cmp_gt_i32", compare<i32, greater>},
     {"s_cmp_ge_i32", compare<i32, greater_or_equal>},
     {"s_cmp_eq_u32", compare<u32, equal>},
+    {"s_cmp_lg_u32", compare<u32, different>},
+    {"s_cmp_eq_u64",
+     [](Wave& w, const Instruction& i) {
+       w.scc = w.scalar_64(i.operands[0]) == w.scalar_64(i.operands[1]);
+     }},
     {"s_cmp_lt_u32", compare<u32, less>},
     {"s_cmp_le_u32", compare<u32, less_or_equal>},
     {"s_cmp_ge_u32", compare<u32, greater_or_equal>},

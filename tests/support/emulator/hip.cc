@@ -6,6 +6,7 @@
 
 #include "export.h"
 #include "hooks.h"
+#include "noted_buffers.h"
 
 namespace {
 thread_local std::string last_message = "unknown error";
@@ -17,7 +18,8 @@ ATTN_EXPORT hipError_t hipMemsetAsync(void* destination, int value, size_t bytes
     return last_error = hipErrorUnknown;
   }
   if (bytes == 0) return hipSuccess;
-  if (!destination) return last_error = hipErrorInvalidValue;
+  const int64_t left = attn_emulator::noted_bytes_from(destination);
+  if (!destination || left < 0 || bytes > size_t(left)) return last_error = hipErrorInvalidValue;
   memset(destination, value, bytes);
   return hipSuccess;
 }

@@ -1,0 +1,51 @@
+"""Dense calls on CK's machine code, which tests/scripts/compile_ck.py makes with hipcc.
+
+AITER's host code chooses among some 3,000 such kernels and fills their arguments; here
+tests/support/cdna/ck.py does so for one of each kind.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
+
+from collections.abc import Iterator
+
+import pytest
+
+from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case
+from tests.support import aiter_emulated
+from tests.support.aiter_check import Check
+from tests.support.cdna import disassembler
+from tests.support.cdna.cases import SCHEDULES, case
+from tests.support.cdna.ck import CkGpu, folder
+from tests.support.cdna.generations import dispatch
+from tests.support.cdna.listings import machine
+
+_FACTS = {"h": 64, "b": 2, "n": 4, "k": 2}
+CASES = (case("full", t=150, s=97, **_FACTS), case("few queries", t=20, s=300, **_FACTS))
+
+
+@pytest.fixture
+def gpu(without_rewrites: None) -> Iterator[CkGpu]:
+    missing = disassembler.library()
+    if folder() is None or isinstance(missing, str):
+        pytest.skip("ATTN_DISPATCH_TEST_CK names no folder of compile_ck, or LLVM is missing")
+    with aiter_emulated.arch("gfx942") as emulator:
+        found = CkGpu(dispatch("dev18", "gfx942"), machine(), emulator)
+        emulator.set_server(found.serve)
+        yield found
+
+
+@pytest.mark.parametrize("call", CASES, ids=str)
+def test_kernels_of_ck_agree_with_the_reference(call: Case, gpu: CkGpu):
+    """In every order of events, with NaN in what must be written and in registers."""
+    check = Check.of(call, parse("gfx942"), gpu.emulator)
+    for gpu.schedule in SCHEDULES:
+        gpu.ran = []
+        errors = check.errors()
+        assert gpu.ran == ["forward", "dot_do_o", "backward", "convert_dq"]
+        assert max(errors.values()) <= 1, (gpu.schedule, errors)
+        assert gpu.conflicts == [], gpu.schedule
