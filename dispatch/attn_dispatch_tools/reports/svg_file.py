@@ -17,6 +17,7 @@ _ID = re.compile(r' id="([^"]+)"')
 _STYLE = re.compile(r'style="([^"]{12,})"')
 _GROUP = re.compile(r"<g>\n((?:(?!</?g\b)[^\0])*?)</g>\n")
 _RULES = "</style>"
+_NO_TURN = re.compile(r' transform="rotate\(-?0 [^)]*\)"')
 _DATA = re.compile(r'(?<= d=")[^"]+')
 _DRAWN = re.compile(r"([A-Za-z])([^A-Za-z]*)")
 
@@ -25,15 +26,15 @@ def shorten(path: Path) -> None:
     """Shorten an SVG file.
 
     Numbers in tags are rounded to a hundredth of a point. Indentation, ids that nothing refers to,
-    and groups that then say nothing go. Styles that several elements have become classes, and lines
-    along an axis have one number.
+    and groups that then say nothing go, and rotations by 0. Styles that several elements have
+    become classes, and lines along an axis have one number.
     """
     text = _INDENTED.sub("\n<", path.read_text(encoding="utf-8"))
     text = _TAG.sub(lambda tag: _LONG.sub(_rounded, _BROKEN.sub(" ", tag[0])), text)
     text = _ID.sub(lambda found: found[0] if f"#{found[1]}" in text else "", text)
     while (shorter := _GROUP.sub(r"\1", text)) != text:
         text = shorter
-    text = _DATA.sub(_along_axes, text)
+    text = _DATA.sub(_along_axes, _NO_TURN.sub("", text))
     path.write_text(_with_classes(text), encoding="utf-8")
 
 

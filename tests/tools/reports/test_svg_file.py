@@ -22,7 +22,7 @@ L 1 2
     </g>
   </g>
   <use xlink:href="#m1" style="fill: #ffffff; stroke: none"/>
-  <g clip-path="url(#m1)"><text style="fill: #000000; stroke: none">a
+  <g clip-path="url(#m1)"><text style="fill: #000000; stroke: none" transform="rotate(-0 5 1.5)">a
 b</text></g>
 </svg>
 """
