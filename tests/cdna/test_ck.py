@@ -1,6 +1,6 @@
 """Dense calls on CK's machine code, which tests/scripts/compile_ck.py makes with hipcc.
 
-AITER's host code chooses among some 3,000 such kernels and fills their arguments; here
+AITER's host code chooses among many such kernels and fills their arguments; here
 tests/support/cdna/ck.py does so for one of each kind.
 """
 
