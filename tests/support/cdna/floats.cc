@@ -75,8 +75,8 @@ void fused_onto_double(Wave& w, const Instruction& i) {
   Lanes low(w, i, 0), high(w, i, 0, 1);
   double out[kLanes];
   for (int l = 0; l < kLanes; ++l) {
-    out[l] = std::fma(double_of(low_a, high_a, l), double_of(low_b, high_b, l),
-                      double_of(low, high, l));
+    out[l] =
+        std::fma(double_of(low_a, high_a, l), double_of(low_b, high_b, l), double_of(low, high, l));
   }
   put_double(w, i.operands[0], out);
 }
