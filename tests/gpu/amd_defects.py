@@ -110,7 +110,7 @@ def program(call: Call, implementation: str | None) -> Any:
 
 @jax.jit
 def _differences(got: Any, first: Any, expected: Any) -> tuple[list[Any], list[Any]]:
-    """Of each result, the error as a share of the largest number, and whether it has changed."""
+    """The error of each result as a share of its largest number, and whether it has changed."""
     errors, changed = [], []
     for x, y, z in zip(got, first, expected, strict=True):
         error = jnp.abs(x.astype(jnp.float32) - z).max() / jnp.abs(z).max()

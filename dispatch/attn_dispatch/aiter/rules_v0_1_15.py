@@ -102,7 +102,7 @@ SOFT_CAP_GRADIENT = KernelRule(
     lambda c: c.logits_soft_cap > 0, "ASM would ignore logits_soft_cap",
     "no field of mha_bwd_args has it",
 )  # fmt: skip
-"""Of dev18 CK's rules refuse it, for ASM too."""
+"""The rules of dev18 need no such row: those of CK refuse the gradient for ASM too."""
 
 _FORWARD_192 = "forward with head dims (192, 128)"
 

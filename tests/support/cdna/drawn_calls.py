@@ -16,7 +16,7 @@ from tests.support.cdna.kernels import MI300
 
 Facts = dict[str, Any]
 _MOST_SCORES = 700_000
-"""Of a call: batch · heads · queries · keys."""
+"""The most work of a call: batch · heads · queries · keys."""
 
 
 def drawn_run(generation: str, arch: str, seed: int) -> KernelRun:

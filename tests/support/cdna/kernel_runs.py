@@ -78,7 +78,7 @@ class Outcome:
     right: int = 0
     wrong: int = 0
     timed_wrong: int = 0
-    """Those of the wrong ones whose times are like hardware's."""
+    """The wrong runs whose times are like hardware's."""
     conflicts: int = 0
     """The schedules in which LDS is read and overwritten with no barrier between."""
     fewest_cycles: int | None = None
