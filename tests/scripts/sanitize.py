@@ -80,7 +80,8 @@ CUDA = Tests(
 )  # fmt: skip
 ROCM = Tests(
     "AMD handlers and emulator",
-    ("rocm_backend/test_emulator_split_kv.py", "aiter/test_errors.py", "fuzz/test_aiter*.py"),
+    ("rocm_backend/test_emulator_split_kv.py", "aiter/test_errors.py",
+     "aiter/test_library_errors.py", "fuzz/test_aiter*.py"),
     ("rocm_backend/test_emulator.py", "aiter/test_public.py", "aiter/test_lowering.py"),
 )  # fmt: skip
 FA4 = Tests(
