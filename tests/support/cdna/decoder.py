@@ -12,15 +12,15 @@ from typing import NamedTuple
 from tests.support.cdna.disassembler import Line
 
 FIRST_AGPR = 256
-_NONE, _SGPR, _VGPR, _CONSTANT = range(4)
-_QUAD_PERM, _SELECTS = 8, 16
+_NONE, SGPR, VGPR, _CONSTANT = range(4)
+QUAD_PERM, _SELECTS = 8, 16
 _FLAGS = {"idxen": 1, "offen": 2, "lds": 4}
-_TO_LDS = _FLAGS["lds"]
+TO_LDS = _FLAGS["lds"]
 _NAMED = {
     "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "m0": (124, 1),
     "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1),
 }  # fmt: skip
-_WITHOUT_MEANING = {"s_nop", "s_setprio"}
+_WITHOUT_MEANING = {"s_setprio"}
 _MOST_VECTOR, _MOST_OTHER = 63, 15
 
 
@@ -47,7 +47,7 @@ class Code:
             x.index + x.width
             for instruction in self.instructions
             for x in instruction.operands
-            if x.kind == _VGPR
+            if x.kind == VGPR
         }
         vectors = max((x for x in ends if x <= FIRST_AGPR), default=0)
         return vectors, max((x - FIRST_AGPR for x in ends if x > FIRST_AGPR), default=0)
@@ -61,13 +61,17 @@ class _Parsed(NamedTuple):
     flags: int = 0
 
 
+def mnemonic(line: Line) -> str:
+    """An instruction's name without its encoding, as the interpreter has it."""
+    return re.sub(r"_(e32|e64|dpp|sdwa)$", "", line.text.partition(" ")[0])
+
+
 def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
     """The instructions of some lines. `ops`: the interpreter's number of each mnemonic."""
     numbers = {line.address: n for n, line in enumerate(lines)}
     instructions = (Instruction * len(lines))()
     for instruction, line in zip(instructions, lines, strict=True):
-        mnemonic, _, text = line.text.partition(" ")
-        op = re.sub(r"_(e32|e64|dpp|sdwa)$", "", mnemonic)
+        op, text = mnemonic(line), line.text.partition(" ")[2]
         if op not in ops:
             raise NotImplementedError(f"{line.text} at {line.address:#x}")
         instruction.op, instruction.address = ops[op], line.address
@@ -75,6 +79,8 @@ def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
             continue
         if "branch" in op:
             instruction.target = numbers[line.address + 4 + 4 * _signed(int(text), 16)]
+        elif op == "s_nop":
+            instruction.immediate = int(text)
         elif op == "s_waitcnt":
             instruction.immediate = _counts(text)
         elif op == "s_setreg_imm32_b32":
@@ -87,7 +93,7 @@ def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
 def _fill(instruction: Instruction, parsed: _Parsed) -> None:
     instruction.flags, instruction.immediate = parsed.flags, parsed.immediate
     operands = [_operand(x) for x in parsed.operands.split(", ")] if parsed.operands else []
-    if parsed.flags & _TO_LDS:
+    if parsed.flags & TO_LDS:
         operands.insert(0, Operand(_NONE))  # data goes to no register
     for n, operand in enumerate(operands):
         instruction.operands[n] = operand
@@ -124,14 +130,14 @@ def _modifiers(op: str, text: str) -> _Parsed:
     """Split off what follows the operands. An unknown modifier stays, and is no operand."""
     if quad := _QUAD.search(text):
         lanes = sum(int(lane) << 2 * n for n, lane in enumerate(quad.groups()))
-        return _Parsed(text[: quad.start()], lanes, _QUAD_PERM)
+        return _Parsed(text[: quad.start()], lanes, QUAD_PERM)
     if parts := _PARTS.search(text):
         return _of_parts(text[: parts.start()], parts.groups("DWORD"))
     if op.startswith("v_pk_"):
         return _selected(text)
     found = _WORDS.search(text)
     assert found is not None
-    immediate, flags = 0, _TO_LDS if op.startswith("global_load_lds") else 0
+    immediate, flags = 0, TO_LDS if op.startswith("global_load_lds") else 0
     for word in found[1].split():
         if word.startswith("offset"):
             name, _, number = word.partition(":")
@@ -181,11 +187,11 @@ def _operand(text: str) -> Operand:
     if plain == "off":
         return Operand(_NONE)
     if plain in _NAMED:
-        return Operand(_SGPR, *_NAMED[plain], negate, absolute)
+        return Operand(SGPR, *_NAMED[plain], negate, absolute)
     if register := _REGISTER.fullmatch(plain):
         file, one, first, last = register.groups()
         index, width = (int(one), 1) if one else (int(first), int(last) - int(first) + 1)
-        kind = _SGPR if file == "s" else _VGPR
+        kind = SGPR if file == "s" else VGPR
         return Operand(kind, index + FIRST_AGPR * (file == "a"), width, negate, absolute)
     return Operand(_CONSTANT, _constant(plain), 1, negate, absolute)
 

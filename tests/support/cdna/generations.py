@@ -58,6 +58,12 @@ def hsa(generation: str, arch: str) -> Path:
     return folder / "hsa" / arch
 
 
+def code_objects(generation: str, arch: str) -> list[Path]:
+    """The files of attention's kernels, but for float8's, whose instructions are not known here."""
+    paths = sorted(hsa(generation, arch).glob("fmha_v3_*/**/*.co"))
+    return [x for x in paths if "_fp8" not in x.name]
+
+
 def table(generation: str, arch: str) -> list[str]:
     """The kernels in AITER's own tables, and of dev18 the files: MI308's after its folder's name.
 
