@@ -12,6 +12,7 @@ from tests.support.cdna.code_object import read
 from tests.support.cdna.listings import machine
 from tests.support.extent import EVERY_SIZE
 
+
 @pytest.mark.parametrize("arch", generations.ARCHS)
 @pytest.mark.parametrize("generation", generations.GENERATIONS)
 def test_every_kernel_is_known(generation: str, arch: str):

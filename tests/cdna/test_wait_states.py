@@ -164,7 +164,7 @@ def test_compiler_leaves_as_many_wait_states(arch: str):
 def test_wait_states_in_aiters_kernels(generation: str, arch: str):
     """A few pairs are closer than compilers leave them, in most kernels; no others are.
 
-    docs/aiter_defects.md describes them. A branch and a barrier take hardware longer than one state.
+    docs/aiter_defects.md describes them. Branches and barriers take longer than one state.
     """
     if missing := generations.missing(generation):
         pytest.skip(missing)
