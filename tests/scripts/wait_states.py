@@ -21,19 +21,19 @@ from tests.support.cdna.wait_states import STATES_OF_BRANCH, TooSoon, too_soon
 
 
 def _counts(found: dict[Path, list[TooSoon]]) -> dict[str, Any]:
-    """By rule: kernels, pairs, and the fewest wait states with how many compilers leave there."""
+    """By rule: kernels, pairs, and the fewest wait states beside those that compilers leave."""
     by_rule = defaultdict[str, list[tuple[Path, TooSoon]]](list)
     for path, pairs in found.items():
         for x in pairs:
             by_rule[x.rule].append((path, x))
-    return {
-        rule: {
-            "kernels": len({path for path, _ in some}),
-            "pairs": len(some),
-            "closest": min([x.states, x.wanted] for _, x in some),
-        }
-        for rule, some in sorted(by_rule.items())
-    }
+    counts: dict[str, Any] = {}
+    for rule, some in sorted(by_rule.items()):
+        closest = min((x for _, x in some), key=lambda x: x.states)
+        counts[rule] = {
+            "kernels": len({path for path, _ in some}), "pairs": len(some),
+            "fewest": closest.states, "wanted": closest.wanted,
+        }  # fmt: skip
+    return counts
 
 
 def _found(generation: str, arch: str) -> dict[str, Any]:
