@@ -1,4 +1,4 @@
-"""Dense calls on CK's machine code, which tests/scripts/compile_ck.py makes with hipcc.
+"""Dense and split-KV calls on CK's machine code, which tests/scripts/compile_ck.py makes with hipcc.
 
 AITER's host code chooses among many such kernels and fills their arguments; here
 tests/support/cdna/ck.py does so for one of each kind.
@@ -26,6 +26,14 @@ from tests.support.cdna.listings import machine
 
 _FACTS = {"h": 64, "b": 2, "n": 4, "k": 2}
 CASES = (case("full", t=150, s=97, **_FACTS), case("few queries", t=20, s=300, **_FACTS))
+_SERVING = {"h": 64, "b": 3, "n": 4, "k": 2, "inference": True}
+_LENGTHS = (517, 0, 384)
+"""A row that ends in the middle of a tile of keys, an empty one, and one at the end of a tile."""
+SPLIT_CASES = (
+    case("cache", t=2, s=640, kv_lengths=_LENGTHS, **_SERVING),
+    case("pages", t=1, s=640, page=128, kv_lengths=_LENGTHS, **_SERVING),
+    case("one split", t=100, s=128, page=128, kv_lengths=(128, 0, 77), **_SERVING),
+)
 
 
 @pytest.fixture
@@ -47,5 +55,17 @@ def test_kernels_of_ck_agree_with_the_reference(call: Case, gpu: CkGpu):
         gpu.ran = []
         errors = check.errors()
         assert gpu.ran == ["forward", "dot_do_o", "backward", "convert_dq"]
+        assert max(errors.values()) <= 1, (gpu.schedule, errors)
+        assert gpu.conflicts == [], gpu.schedule
+
+
+@pytest.mark.parametrize("call", SPLIT_CASES, ids=str)
+def test_split_kv_kernels_of_ck_agree_with_the_reference(call: Case, gpu: CkGpu):
+    """Each split of a row's keys, and their combination; NaN past the lengths and in scratch."""
+    check = Check.of(call, parse("gfx942"), gpu.emulator)
+    for gpu.schedule in SCHEDULES:
+        gpu.ran = []
+        errors = check.errors()
+        assert gpu.ran == ["paged_split_kv" if call.page else "split_kv", "combine"]
         assert max(errors.values()) <= 1, (gpu.schedule, errors)
         assert gpu.conflicts == [], gpu.schedule

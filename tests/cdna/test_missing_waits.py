@@ -60,7 +60,8 @@ def test_most_missing_waits_and_barriers_are_noticed(
     right = _errors(gpu, check)
     assert max(right) <= 1
     ops = gpu.machine.ops
-    code = next(y for x, (_, y) in gpu.machine.loaded.items() if x.stem == case.kernels[kernel])
+    loaded = gpu.machine.loaded.items()
+    code = next(y for (x, _), (_, y) in loaded if x.stem == case.kernels[kernel])
     chosen = [x for x in code.instructions if x.op == ops[op]]
     noticed: list[bool] = []
     for instruction in chosen[:: 1 if EVERY_SIZE else 10]:

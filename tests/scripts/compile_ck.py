@@ -1,4 +1,4 @@
-"""Compiles one of CK's kernels of each kind, for tests/cdna/test_ck.py; two minutes.
+"""Compiles one of CK's kernels of each kind, for tests/cdna/test_ck.py; some minutes.
 
 usage: python -m tests.scripts.compile_ck FOLDER
 
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from attn_dispatch_tools.build_aiter import flags, generate, toolchain, wheel
-from tests.support.cdna.ck import KERNELS
+from tests.support.cdna.ck import ATTENDS, KERNELS
 
 ARCH = "gfx942"
 _DEVICE_CODE = ("--offload-device-only", "--no-gpu-bundle-output", "-c")
@@ -26,11 +26,11 @@ def main() -> None:
     found = wheel.find()
     compiler = toolchain.find(ARCH, folder)
     assert not compiler.compile_check_only, "hipcc is missing, and Debian's HIP is too old to run"
-    filters = generate.Filters(KERNELS["forward"], f"*@*@{KERNELS['backward']}", "none")
+    filters = generate.Filters(KERNELS["forward"], f"*@*@{KERNELS['backward']}", ATTENDS)
     generate.generate(found, ARCH, filters, folder)
     for name, pattern in KERNELS.items():
         (source,) = folder.glob(f"*ward/{pattern}.cpp")
-        options = flags.FORWARD if name == "forward" else flags.BACKWARD
+        options = flags.FORWARD if source.parent.name == "forward" else flags.BACKWARD
         started = time.time()
         subprocess.run(
             [*compiler.compile, *found.include_flags, *options, *_DEVICE_CODE, str(source),

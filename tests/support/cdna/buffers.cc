@@ -101,6 +101,42 @@ void store(Wave& w, const Instruction& i) {
   issued(w, w.vector_queue, nullptr);
 }
 
+void access_store_half(Wave& w, Pending& p) {
+  for (int l = 0; l < kLanes; ++l) {
+    if (!is_on(p, l) || !is_in_range(p, l, 0)) continue;
+    const u64 address = p.address[l] & ~u64{3};
+    const u32 shift = p.address[l] & 2 ? 16 : 0, kept = read(w, address) & ~(0xffffu << shift);
+    write(w, address, kept | (p.data[0][l] & 0xffff) << shift);
+  }
+}
+
+void store_half(Wave& w, const Instruction& i) {
+  Pending& p = issue(w, w.vector_queue, i, access_store_half);
+  set_addresses<1>(w, i, p);
+  for (int l = 0; l < kLanes; ++l) {
+    if (p.address[l] & 1 && is_on(p, l)) throw Fault("an odd address of 16 bits");
+  }
+  memcpy(p.data, w.v[i.operands[0].index], sizeof p.data[0]);
+  issued(w, w.vector_queue, nullptr);
+}
+
+// Addresses are offsets, in a vector register, from a scalar base.
+void set_global_addresses(const Wave& w, const Instruction& i, Pending& p, int offset, int base) {
+  if (i.operands[base].kind != kSgpr) throw Fault("a global access without a scalar base");
+  for (int l = 0; l < kLanes; ++l) {
+    p.address[l] = w.pair(i.operands[base].index) + w.v[i.operands[offset].index][l] +
+                   u64(i64{i.immediate});
+    p.in_range[l] = 1;
+  }
+}
+
+// Operands: data, offset, base.
+void global_load(Wave& w, const Instruction& i) {
+  Pending& p = issue(w, w.vector_queue, i, access_load<1>);
+  set_global_addresses(w, i, p, 1, 2);
+  issued(w, w.vector_queue, &i.operands[0]);
+}
+
 // Operands: none, the address, none.
 template <int dwords>
 void global_load_to_lds(Wave& w, const Instruction& i) {
@@ -142,13 +178,8 @@ void buffer_atomic(Wave& w, const Instruction& i) {
 // Operands: offset, data, base.
 template <auto Add>
 void global_atomic(Wave& w, const Instruction& i) {
-  if (i.operands[2].kind != kSgpr) throw Fault("a global atomic without a scalar base");
   Pending& p = issue(w, w.vector_queue, i, access_atomic<Add>);
-  for (int l = 0; l < kLanes; ++l) {
-    const u64 base = w.pair(i.operands[2].index), offset = w.v[i.operands[0].index][l];
-    p.address[l] = base + offset + u64(i64{i.immediate});
-    p.in_range[l] = 1;
-  }
+  set_global_addresses(w, i, p, 0, 2);
   memcpy(p.data, w.v[i.operands[1].index], sizeof p.data[0]);
   issued(w, w.vector_queue, nullptr);
 }
@@ -163,6 +194,8 @@ constexpr Op kOps[] = {
     {"buffer_load_dwordx2", load<2>},
     {"buffer_load_dwordx4", load<4>},
     {"global_load_lds_dwordx4", global_load_to_lds<4>},
+    {"global_load_dword", global_load},
+    {"buffer_store_short", store_half},
     {"buffer_store_dword", store<1>},
     {"buffer_store_dwordx2", store<2>},
     {"buffer_store_dwordx4", store<4>},

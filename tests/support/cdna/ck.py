@@ -12,18 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cdna.kernels import Gpu
-from tests.support.emulator.native import Backward, Forward
+from tests.support.emulator.native import Backward, Forward, SplitKv
 
+ATTENDS = "fmha_fwd_splitkv_d64_bf16_batch_*_vr_pssk_nlogits_nbias_nmask_lse_nsquant_*pagedkv*"
+"""The name of kernels that attend to a part of the keys, which are in pages or not."""
 KERNELS = {
     "forward": "fmha_fwd_d64_bf16_batch_*_psskddv_nlogits_nbias_nmask_lse_ndropout_*",
     "dot_do_o": "fmha_bwd_dot_do_o_d64_bf16_b64_batch_*_ps_*",
     "backward": "fmha_bwd_d64_bf16_batch_*_npad_nbias_ndbias_nmask_ndropout_ndeterministic_*",
     "convert_dq": "fmha_bwd_convert_dq_d64_bf16_*_batch_*_ps_ndeterministic_*",
+    "split_kv": ATTENDS.replace("_*pagedkv", "_npagedkv"),
+    "paged_split_kv": ATTENDS.replace("_*pagedkv", "_pagedkv"),
+    "combine": "fmha_fwd_splitkv_combine_d64_bf16_batch_*_unused_ps_lse_*",
 }
 """CK's names of the sources; tests/scripts/compile_ck.py compiles each to a file of ours."""
+_PARTS = {
+    "split_kv": "ELb1ELb0ELin1E",
+    "paged_split_kv": "ELb1ELb0ELin1E",
+    "combine": "CombineTraitsILb1ELb0ELb1ELb0ELi3E",
+}
+"""What is in the kernel's mangled name where a file has several, by their template arguments: rows
+of different lengths, whose heads are not merged; up to 8 splits."""
 _THREADS = 256
 _QUERIES, _KEYS, _ROWS = 128, 128, 64
 """A workgroup's queries, forward; keys, backward; and rows of the kernels around the latter."""
+_SPLIT_QUERIES, _SPLIT_COLUMNS, _COMBINED_ROWS, _COMBINED_COLUMNS = 64, 64, 8, 32
+_MOST_SPLITS = 8
 
 
 def folder() -> Path | None:
@@ -34,15 +48,15 @@ def folder() -> Path | None:
 
 @dataclass
 class CkGpu(Gpu):
-    """A GPU that runs dense calls without a mask on CK's machine code."""
+    """A GPU that runs dense and split-KV calls without a mask on CK's machine code."""
 
     def serve(self, call: ctypes.Structure) -> str | None:
         """Run a call's kernels. Returns the sentence of a failure, or ""."""
-        assert isinstance(call, (Forward, Backward))
+        assert isinstance(call, (Forward, Backward, SplitKv))
         try:
             for name, grid, arguments in _LAUNCHES[type(call)](call):
                 path = _path(name)
-                self.run_kernel(path, (*grid, _THREADS), arguments)
+                self.run_kernel(path, (*grid, _THREADS), arguments, _PARTS.get(name, ""))
                 self.ran.append(path.stem)
         except Exception as error:  # ctypes would drop it
             return f"{type(error).__name__}: {error}"
@@ -115,4 +129,48 @@ def _backward(given: Any) -> list[_Launch]:
     return [("dot_do_o", rows, sums), ("backward", keys, main), ("convert_dq", rows, rounded)]
 
 
-_LAUNCHES: dict[type, Callable[[Any], list[_Launch]]] = {Forward: _forward, Backward: _backward}
+def _split_kv(given: Any) -> list[_Launch]:
+    """BatchModeKargs of FmhaFwdSplitKVKernel, and of FmhaFwdSplitKVCombineKernel with lse."""
+    x = given.call
+    assert given.num_splits <= _MOST_SPLITS and given.lse
+    no_cache_index = 0
+    keys = (
+        struct.pack("@P2i", *_of(given, "page_table batch_stride_page_table page_size"))
+        if given.page_table
+        else struct.pack("@P", no_cache_index)
+    )
+    attends = struct.pack(
+        "@5P8if11i", *_of(x, "q k v"), *_of(given, "lse_acc out_acc"),
+        *_of(x, "batch seq_len_q seq_len_kv head_dim head_dim_v num_heads"),
+        x.num_heads // x.num_kv_heads, given.num_splits, x.scale * math.log2(math.e),
+        *_of(x, "stride_q stride_k stride_v"), given.stride_out_acc,
+        *_of(x, "nhead_stride_q nhead_stride_k nhead_stride_v"),
+        *_of(given, "nhead_stride_lse_acc nhead_stride_out_acc"),
+        *_of(given, "split_stride_lse_acc split_stride_out_acc"),
+    ) + keys + struct.pack(
+        "@P5i", x.seqlen_k, *_of(x, "batch_stride_q batch_stride_k batch_stride_v"),
+        *_of(given, "batch_stride_lse_acc batch_stride_out_acc"),
+    )  # fmt: skip
+    combines = struct.pack(
+        "@3P11i0P P5i", *_of(given, "lse_acc out_acc out"),
+        *_of(x, "batch seq_len_q head_dim_v"), given.num_splits,
+        given.stride_out_acc, x.stride_out,
+        *_of(given, "nhead_stride_lse_acc nhead_stride_out_acc"), x.nhead_stride_out,
+        *_of(given, "split_stride_lse_acc split_stride_out_acc"),
+        given.lse, *_of(x, "nhead_stride_lse batch_stride_lse"),
+        *_of(given, "batch_stride_lse_acc batch_stride_out_acc"), x.batch_stride_out,
+    )  # fmt: skip
+    tiles = -(-x.seq_len_q // _SPLIT_QUERIES) * -(-x.head_dim_v // _SPLIT_COLUMNS)
+    parts = -(-x.seq_len_q // _COMBINED_ROWS) * -(-x.head_dim_v // _COMBINED_COLUMNS)
+    name = "paged_split_kv" if given.page_table else "split_kv"
+    return [
+        (name, (tiles * given.num_splits, x.num_heads, x.batch), attends),
+        ("combine", (parts, x.num_heads, x.batch), combines),
+    ]
+
+
+_LAUNCHES: dict[type, Callable[[Any], list[_Launch]]] = {
+    Forward: _forward,
+    Backward: _backward,
+    SplitKv: _split_kv,
+}

@@ -1,15 +1,17 @@
-"""A code object's one kernel: its descriptor, and its code."""
+"""A kernel of a code object: its descriptor, and its code."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 _ARCHS = {0x4C: "gfx942", 0x4F: "gfx950"}
-_PROGRAM, _SYMBOLS, _DYNAMIC_SYMBOLS = 1, 2, 11
-_EXECUTABLE = 4
+_PROGRAM, _SYMBOLS, _ZEROS, _DYNAMIC_SYMBOLS = 1, 2, 8, 11
+_LOADED, _EXECUTABLE = 2, 4
 _USER_SGPRS = (4, 2, 2, 2, 2, 2, 1)
 """The registers of each thing that the descriptor asks for: the fourth is the arguments."""
 
@@ -46,14 +48,20 @@ class CodeObject:
     group_id_mask: int
     user_sgprs: tuple[int, ...]
     """The numbers of registers before the workgroup's, in order; that of the arguments is -2."""
+    image: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8), compare=False)
+    """What is loaded of the file, at its addresses: kernels find constants from where they are."""
 
 
-def read(path: Path) -> CodeObject:
+def read(path: Path, part: str = "") -> CodeObject:
+    """The file's kernel; of several, which have the same arguments, that with `part` in its name."""
     data = path.read_bytes()
     sections = list(_sections(data))
-    (kernel,) = {x for x in _symbols(data, sections) if x[1].endswith(".kd")}
+    symbols = {name: (value, size) for value, size, name in _symbols(data, sections)}
+    (name,) = (x.removesuffix(".kd") for x in symbols if x.endswith(".kd") and part in x)
+    descriptor, _ = symbols[f"{name}.kd"]
     (code,) = (x for x in sections if x.kind == _PROGRAM and x.flags & _EXECUTABLE)
-    descriptor, name = kernel
+    start, size = symbols[name] if part else (code.address, code.size)
+    at_code = code.offset + start - code.address
     home = next(x for x in sections if x.holds(descriptor))
     at = home.offset + descriptor - home.address
     lds_bytes, private_bytes, _, _, entry = struct.unpack_from("<IIIIq", data, at)
@@ -64,10 +72,10 @@ def read(path: Path) -> CodeObject:
         raise NotImplementedError(f"{path}: scratch, preloading, or a mode that is not modelled")
     (flags,) = struct.unpack_from("<I", data, 48)
     return CodeObject(
-        name=name.removesuffix(".kd"),
+        name=name,
         arch=_ARCHS[flags & 0xFF],
-        code=data[code.offset : code.offset + code.size],
-        code_address=code.address,
+        code=data[at_code : at_code + size],
+        code_address=start,
         entry=descriptor + entry,
         lds_bytes=lds_bytes,
         kernarg_bytes=_kernarg_bytes(data),
@@ -80,7 +88,17 @@ def read(path: Path) -> CodeObject:
             for bit, size in enumerate(_USER_SGPRS)
             if properties >> bit & 1
         ),
+        image=_image(data, sections),
     )
+
+
+def _image(data: bytes, sections: list[Section]) -> np.ndarray:
+    loaded = [x for x in sections if x.flags & _LOADED and x.kind != _ZEROS]
+    image = np.zeros(max(x.address + x.size for x in loaded), np.uint8)
+    for x in loaded:
+        found = data[x.offset : x.offset + x.size]
+        image[x.address : x.address + x.size] = np.frombuffer(found, np.uint8)
+    return image
 
 
 def _kernarg_bytes(data: bytes) -> int:
@@ -103,11 +121,12 @@ def _sections(data: bytes) -> Iterator[Section]:
         yield Section(kind, flags, address, offset, length, link)
 
 
-def _symbols(data: bytes, sections: list[Section]) -> Iterator[tuple[int, str]]:
+def _symbols(data: bytes, sections: list[Section]) -> Iterator[tuple[int, int, str]]:
+    """The value, the size and the name of each."""
     for table in sections:
         if table.kind not in (_SYMBOLS, _DYNAMIC_SYMBOLS):
             continue
         names = sections[table.link].offset
         for at in range(table.offset, table.offset + table.size, 24):
-            name, _, _, _, value = struct.unpack_from("<IBBHQ", data, at)
-            yield value, data[names + name : data.index(b"\0", names + name)].decode()
+            name, _, _, _, value, size = struct.unpack_from("<IBBHQQ", data, at)
+            yield value, size, data[names + name : data.index(b"\0", names + name)].decode()

@@ -66,8 +66,14 @@ def mnemonic(line: Line) -> str:
     return re.sub(r"_(e32|e64|dpp|sdwa)$", "", line.text.partition(" ")[0])
 
 
-def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
-    """The instructions of some lines. `ops`: the interpreter's number of each mnemonic."""
+def decode(lines: Sequence[Line], ops: Mapping[str, int], start: int = 0) -> Code:
+    """The instructions of some lines.
+
+    Args:
+      lines: as LLVM writes them.
+      ops: the interpreter's number of each mnemonic.
+      start: where the address 0 of the lines is in memory.
+    """
     numbers = {line.address: n for n, line in enumerate(lines)}
     instructions = (Instruction * len(lines))()
     for instruction, line in zip(instructions, lines, strict=True):
@@ -83,6 +89,10 @@ def decode(lines: Sequence[Line], ops: Mapping[str, int]) -> Code:
             instruction.immediate = int(text)
         elif op == "s_waitcnt":
             instruction.immediate = _counts(text)
+        elif op == "s_getpc_b64":
+            instruction.operands[0] = _operand(text.strip())
+            after = start + line.address + 4
+            instruction.operands[1] = Operand(_CONSTANT, _signed(after, 32), after >> 32)
         elif op == "s_setreg_imm32_b32":
             instruction.immediate = _denormals(text.strip())
         else:
@@ -108,7 +118,12 @@ def _counts(text: str) -> int:
 
 
 def _denormals(text: str) -> int:
-    """The bits of MODE that say whether float32 numbers are flushed; no other register is known."""
+    """The bits of MODE that say whether float32 numbers are flushed; no other register is known.
+
+    -1 if they say that float64 is rounded to the nearest number, which it always is here.
+    """
+    if text == "hwreg(HW_REG_MODE, 2, 2), 0":
+        return -1
     found = re.fullmatch(r"hwreg\(HW_REG_MODE, 4, 2\), (\d)", text)
     if not found:
         raise NotImplementedError(f"s_setreg_imm32_b32 {text}")
@@ -199,6 +214,7 @@ def _operand(text: str) -> Operand:
 def _constant(text: str) -> int:
     if re.fullmatch(r"-?\d+\.\d+", text):
         return struct.unpack("<i", struct.pack("<f", float(text)))[0]
+    text = re.sub(r"^lit\((.+)\)$", r"\1", text)  # in four bytes, though a shorter form exists
     if re.fullmatch(r"-?(\d+|0x[0-9a-f]+)", text):
         return _signed(int(text, 0), 32)
     raise NotImplementedError(f"operand or modifier {text!r}")

@@ -144,6 +144,7 @@ constexpr Op kOps[] = {
     {"v_cmp_lt_u32", compare<u32, [](u32 a, u32 b) { return a < b; }>},
     {"v_cmp_le_u32", compare<u32, [](u32 a, u32 b) { return a <= b; }>},
     {"v_cmp_lt_i32", compare<i32, [](i32 a, i32 b) { return a < b; }>},
+    {"v_cmp_le_i32", compare<i32, [](i32 a, i32 b) { return a <= b; }>},
     {"v_cmp_gt_i32", compare<i32, [](i32 a, i32 b) { return (a > b); }>},
     {"v_cmp_ge_i32", compare<i32, [](i32 a, i32 b) { return (a >= b); }>},
 };

@@ -75,10 +75,15 @@ class Gpu:
         """The start and the bytes of all that the call in progress may touch: XLA's buffers."""
         return self.emulator.noted_buffers()
 
-    def run_kernel(self, path: Path, sizes: Sequence[int], arguments: bytes) -> None:
-        """Run a launch of a grid, x, y and z, of workgroups of so many threads."""
+    def run_kernel(
+        self, path: Path, sizes: Sequence[int], arguments: bytes, part: str = ""
+    ) -> None:
+        """Run a launch of a grid, x, y and z, of workgroups of so many threads.
+
+        Of several kernels in the file it is that with `part` in its name.
+        """
         x, y, z, threads = sizes
-        kernel, code = self.machine.load(path)
+        kernel, code = self.machine.load(path, part)
         result = self.machine.run(
             kernel, code, grid=(x, y, z), threads=threads, arguments=arguments,
             buffers=self.buffers(), schedule=self.schedule_of(path),

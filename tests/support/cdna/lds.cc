@@ -77,21 +77,21 @@ void write(Wave& w, const Instruction& i) {
   issued(w, w.lds_queue, nullptr);
 }
 
-// Two numbers, whose offsets count 64 of them.
-template <int dwords>
+// Two numbers, whose offsets count one or 64 of them.
+template <int dwords, int counted>
 void access_read_two(Wave& w, Pending& p) {
   for (int l = 0; l < kLanes; ++l) {
     for (int n = 0; n < 2 * dwords; ++n) {
-      const u64 offset = 256 * dwords * u64(p.instruction->immediate >> 16 * (n / dwords) & 0xffff);
-      const u64 address = p.address[l] + offset + 4 * u64(n % dwords);
+      const u64 offset = u64(p.instruction->immediate >> 16 * (n / dwords) & 0xffff);
+      const u64 address = p.address[l] + 4 * (dwords * counted * offset + u64(n % dwords));
       if (p.exec >> l & 1) p.data[n][l] = read_lds(w, p, address);
     }
   }
 }
 
-template <int dwords>
+template <int dwords, int counted>
 void read_two(Wave& w, const Instruction& i) {
-  Pending& p = issue(w, w.lds_queue, i, access_read_two<dwords>);
+  Pending& p = issue(w, w.lds_queue, i, access_read_two<dwords, counted>);
   for (int l = 0; l < kLanes; ++l) p.address[l] = w.v[i.operands[1].index][l];
   issued(w, w.lds_queue, &i.operands[0]);
 }
@@ -163,8 +163,10 @@ constexpr Op kOps[] = {
     {"ds_write_b32", write<1>},
     {"ds_write_b64", write<2>},
     {"ds_write_b128", write<4>},
-    {"ds_read2st64_b32", read_two<1>},
-    {"ds_read2st64_b64", read_two<2>},
+    {"ds_read2_b32", read_two<1, 1>},
+    {"ds_read2_b64", read_two<2, 1>},
+    {"ds_read2st64_b32", read_two<1, 64>},
+    {"ds_read2st64_b64", read_two<2, 64>},
     {"ds_write_b16", write_half},
     {"ds_write2_b32", write_two},
     {"ds_permute_b32", permute},

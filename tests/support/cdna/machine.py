@@ -112,17 +112,21 @@ class Machine:
         self._native.cdna_op.restype = ctypes.c_char_p
         names = itertools.takewhile(bool, map(self._native.cdna_op, itertools.count()))
         self.ops = {name.decode(): n for n, name in enumerate(names)}
-        self.loaded: dict[Path, tuple[CodeObject, Code]] = {}
+        self.loaded: dict[tuple[Path, str], tuple[CodeObject, Code]] = {}
 
-    def load(self, path: Path) -> tuple[CodeObject, Code]:
-        """A code object of a file. Its descriptor must allocate the registers that it names."""
-        if path not in self.loaded:
-            kernel = read(path)
-            code = decode(disassemble(kernel.code, kernel.code_address, kernel.arch), self.ops)
+    def load(self, path: Path, part: str = "") -> tuple[CodeObject, Code]:
+        """A kernel of a file, that with `part` in its name.
+
+        Its descriptor must allocate the registers that it names.
+        """
+        if (path, part) not in self.loaded:
+            kernel = read(path, part)
+            lines = disassemble(kernel.code, kernel.code_address, kernel.arch)
+            code = decode(lines, self.ops, kernel.image.ctypes.data)
             if not _allocates(kernel, code):
                 raise Wrong(f"{path}: registers that its descriptor does not allocate")
-            self.loaded[path] = kernel, code
-        return self.loaded[path]
+            self.loaded[path, part] = kernel, code
+        return self.loaded[path, part]
 
     def run(
         self,
@@ -139,7 +143,8 @@ class Machine:
         # HIP copies as many bytes as the kernel's metadata says, whatever AITER's struct has.
         size = kernel.kernarg_bytes
         held = ctypes.create_string_buffer(arguments[:size].ljust(size, b"\0"), size)
-        places = [*buffers, (ctypes.addressof(held), size)]
+        image = kernel.image.ctypes.data, kernel.image.nbytes
+        places = [*buffers, (ctypes.addressof(held), size), image]
         ranges = (_Range * len(places))(*((start, start + size) for start, size in places))
         sgprs = np.array(_user_sgprs(kernel, ctypes.addressof(held)), np.uint32)
         launch = _Launch(

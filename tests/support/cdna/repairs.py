@@ -21,15 +21,15 @@ _NO_LOAD_OF_LDS = 63
 class RepairedMachine(Machine):
     """A machine that repairs the kernels it loads."""
 
-    def load(self, path: Path) -> tuple[CodeObject, Code]:
-        is_new = path not in self.loaded
-        kernel, code = super().load(path)
+    def load(self, path: Path, part: str = "") -> tuple[CodeObject, Code]:
+        is_new = (path, part) not in self.loaded
+        kernel, code = super().load(path, part)
         if is_new:
             for pattern, repair in _REPAIRS:
                 if re.match(pattern, f"{kernel.arch}/{path.stem}"):
                     code = repair(code, self.ops)
-            self.loaded[path] = kernel, code
-        return self.loaded[path]
+            self.loaded[path, part] = kernel, code
+        return self.loaded[path, part]
 
 
 def _with_waits(code: Code, ops: Mapping[str, int]) -> Code:

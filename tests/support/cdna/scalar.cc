@@ -67,8 +67,30 @@ void multiply_16_bits(Wave& w, const Instruction& i) {
   w.s[i.operands[0].index] *= u32(constant_of_16_bits(i));
 }
 
+void complement(Wave& w, const Instruction& i) {
+  const u32 x = ~w.scalar(i.operands[1]);
+  w.s[i.operands[0].index] = x;
+  w.scc = x != 0;
+}
+
+// Keeps EXEC in the destination and replaces it by F of the source and itself.
+template <auto F>
+void replace_exec(Wave& w, const Instruction& i) {
+  const u64 before = w.exec(), after = F(w.scalar_64(i.operands[1]), before);
+  w.set_pair(i.operands[0].index, before);
+  w.set_pair(kExec, after);
+  w.scc = after != 0;
+}
+
+// The address of the next instruction, which the decoder knows.
+void program_counter(Wave& w, const Instruction& i) {
+  const Operand& at = i.operands[1];
+  w.set_pair(i.operands[0].index, u32(at.index) | u64{u32(at.width)} << 32);
+}
+
 // Two bits of MODE: whether float32 numbers that are denormal stay, as operands and as results.
 void set_denormals(Wave& w, const Instruction& i) {
+  if (i.immediate < 0) return;  // float64 numbers are rounded to the nearest, as they are here
   if (i.immediate != 0 && i.immediate != 3) throw Fault("denormals that are flushed on one side");
   w.flushes_denormals = i.immediate == 0;
 }
@@ -120,7 +142,17 @@ constexpr Op kOps[] = {
        scc = i32(a) >= i32(b);
        return scc ? a : b;
      }>},
+    {"s_min_i32", with_scc<[](u32 a, u32 b, bool& scc) {
+       scc = i32(a) < i32(b);
+       return scc ? a : b;
+     }>},
+    {"s_not_b32", complement},
+    {"s_getpc_b64", program_counter},
+    {"s_and_saveexec_b64", replace_exec<[](u64 a, u64 exec) { return a & exec; }>},
+    {"s_andn2_saveexec_b64", replace_exec<[](u64 a, u64 exec) { return a & ~exec; }>},
     {"s_lshl_b64", shift_left_64},
+    {"s_or_b64", not_zero_64<[](u64 a, u64 b) { return a | b; }>},
+    {"s_xor_b64", not_zero_64<[](u64 a, u64 b) { return a ^ b; }>},
     {"s_andn2_b64", not_zero_64<[](u64 a, u64 b) { return a & ~b; }>},
     {"s_cselect_b64",
      [](Wave& w, const Instruction& i) {
@@ -149,7 +181,12 @@ constexpr Op kOps[] = {
      [](Wave& w, const Instruction& i) {
        w.scc = w.scalar_64(i.operands[0]) == w.scalar_64(i.operands[1]);
      }},
+    {"s_cmp_lg_u64",
+     [](Wave& w, const Instruction& i) {
+       w.scc = w.scalar_64(i.operands[0]) != w.scalar_64(i.operands[1]);
+     }},
     {"s_cmp_lt_u32", compare<u32, less>},
+    {"s_cmp_gt_u32", compare<u32, greater>},
     {"s_cmp_le_u32", compare<u32, less_or_equal>},
     {"s_cmp_ge_u32", compare<u32, greater_or_equal>},
 };
