@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from tests.support.cdna.formulas import bits_of, drawn_bits, floats, flushed
-from tests.support.cdna.listings import LANES, assert_same, lanes_of, run, set_exec
+from tests.support.cdna.listings import (
+    LANES,
+    assert_same,
+    lanes_of,
+    pair_and_code,
+    run,
+    set_exec,
+    set_pair,
+)  # fmt: skip
 from tests.support.cdna.machine import Schedule, Wrong
 
 ALL = 2**64 - 1
@@ -16,46 +24,34 @@ MASK = 0x00F0_FFFF_1234_5678
 NUMBERS = (0x12345678_9ABCDEF0, 0x80000000_00000001, 0xFFFFFFFF, 0, 2**64 - 1)
 
 
-def _set_64(register: int, x: int) -> str:
-    """Set a pair of scalar registers."""
-    return f"s_mov_b32 s{register}, {x & 0xFFFFFFFF:#x}\ns_mov_b32 s{register + 1}, {x >> 32:#x}"
-
-
-def _pair_and_code(text: str) -> tuple[int, int]:
-    """What a program leaves in s[14:15], and the condition code."""
-    kept = "s_cselect_b32 s16, 1, 0\nv_mov_b32_e32 v64, s14\nv_mov_b32_e32 v65, s15"
-    got = run(f"{text}\n{kept}\nv_mov_b32_e32 v66, s16", results=3).values[0, :, 0].astype(object)
-    return got[0] | got[1] << 32, got[2]
-
-
 @pytest.mark.parametrize("a", NUMBERS)
 def test_scalar_instructions_on_64_bits(a: int):
     for b in NUMBERS:
-        start = f"{_set_64(10, a)}\n{_set_64(12, b)}"
+        start = f"{set_pair(10, a)}\n{set_pair(12, b)}"
         both = a & b
-        found = _pair_and_code(f"{start}\ns_and_b64 s[14:15], s[10:11], s[12:13]")
+        found = pair_and_code(f"{start}\ns_and_b64 s[14:15], s[10:11], s[12:13]")
         assert found == (both, both != 0)
-        found = _pair_and_code(f"{start}\ns_andn2_b64 s[14:15], s[10:11], s[12:13]")
+        found = pair_and_code(f"{start}\ns_andn2_b64 s[14:15], s[10:11], s[12:13]")
         assert found == (a & ~b, a & ~b != 0)
         for code in (0, 1):
             choice = f"s_cmp_eq_u32 {code}, 1\ns_cselect_b64 s[14:15], s[10:11], s[12:13]"
-            assert _pair_and_code(f"{start}\n{choice}") == (a if code else b, code)
-        start += f"\n{_set_64(14, 0)}"
-        assert _pair_and_code(f"{start}\ns_cmp_eq_u64 s[10:11], s[12:13]") == (0, a == b)
+            assert pair_and_code(f"{start}\n{choice}") == (a if code else b, code)
+        start += f"\n{set_pair(14, 0)}"
+        assert pair_and_code(f"{start}\ns_cmp_eq_u64 s[10:11], s[12:13]") == (0, a == b)
     for shift in (0, 2, 31, 33, 63, 66):
         shifted = (a << (shift & 63)) % 2**64
-        found = _pair_and_code(f"{_set_64(10, a)}\ns_lshl_b64 s[14:15], s[10:11], {shift}")
+        found = pair_and_code(f"{set_pair(10, a)}\ns_lshl_b64 s[14:15], s[10:11], {shift}")
         assert found == (shifted, shifted != 0)
 
 
 @pytest.mark.parametrize("x", [0, 5, 0xFFFFFFFB, 0x80000000, 0x7FFFFFFF])
 def test_scalar_magnitude_and_constants_of_16_bits(x: int):
     signed = x - (x >> 31 << 32)
-    start = _set_64(14, x)
-    assert _pair_and_code(f"{start}\ns_abs_i32 s14, s14") == (abs(signed) % 2**32, x != 0)
+    start = set_pair(14, x)
+    assert pair_and_code(f"{start}\ns_abs_i32 s14, s14") == (abs(signed) % 2**32, x != 0)
     code = f"{start}\ns_cmp_eq_u32 s15, 0"
-    assert _pair_and_code(f"{code}\ns_movk_i32 s14, 0xfff8") == (2**32 - 8, 1)
-    assert _pair_and_code(f"{code}\ns_mulk_i32 s14, 0xfff8") == (-8 * signed % 2**32, 1)
+    assert pair_and_code(f"{code}\ns_movk_i32 s14, 0xfff8") == (2**32 - 8, 1)
+    assert pair_and_code(f"{code}\ns_mulk_i32 s14, 0xfff8") == (-8 * signed % 2**32, 1)
 
 
 def test_branches_on_lanes():

@@ -18,7 +18,7 @@ from tests.support.emulator import build
 from tests.support.repository import ROOT
 
 TESTS = ("vector_instructions", "scalar_instructions", "matrix_instructions",
-         "memory_instructions", "checks", "compiled_instructions")  # fmt: skip
+         "memory_instructions", "checks", "compiled_instructions", "split_kv_instructions")  # fmt: skip
 MUTATIONS = (
     ("matrix.cc", "4 * group + r % 4", "4 * group + 3 - r % 4"),
     ("matrix.cc", "o.index + n / 2", "o.index + n / 4"),
@@ -41,7 +41,7 @@ MUTATIONS = (
     ("moves.cc", "std::countr_zero(w.exec())", "63 - std::countl_zero(w.exec())"),
     ("buffers.cc", "4 * n + scalar_offset < records", "4 * n < records"),
     ("buffers.cc", "w.s[kM0] + u32(i.immediate)", "w.s[kM0]"),
-    ("buffers.cc", "!is_on(p, l) || !is_in_range(p, l, 0)", "!is_in_range(p, l, 0)"),
+    ("buffers.cc", "is_on(p, lane) && is_in_range(p, lane, 0)", "is_in_range(p, lane, 0)"),
     ("lds.cc", "(l >> 2 & 3)", "(l & 3)"),
     ("lds.cc", "if (p.exec >> l & 1) p.data[0][to]", "p.data[0][to]"),
     ("queues.cc", "vector_queue.size() > allowed) land", "vector_queue.size() > allowed + 1) land"),
@@ -65,8 +65,15 @@ MUTATIONS = (
     ("scalar.cc", "x >> 31 ? 0 - x : x", "x"),
     ("lds.cc", "p.exec >> from & 1 ? w.v", "true ? w.v"),
     ("lds.cc", "4 * u64(p.instruction->immediate", "8 * u64(p.instruction->immediate"),
-    ("lds.cc", "256 * dwords * u64", "256 * u64"),
+    ("lds.cc", "dwords * counted * offset", "counted * offset"),
     ("lds.cc", "p.address[l] & 2 ? 16 : 0", "0"),
+    ("scalar.cc", "scc = i32(a) < i32(b);", "scc = a < b;"),
+    ("scalar.cc", "return a & exec;", "return a;"),
+    ("scalar.cc", "u64{u32(at.width)} << 32", "0"),
+    ("floats.cc", "i.operands[n].negate = i.operands[n].absolute = 0;", ""),
+    ("floats.cc", "if (x >= 2147483648.f) return 0x7fffffff;", ""),
+    ("floats.cc", "!(a > b)", "a <= b"),
+    ("buffers.cc", "p.address[l] & 2 ? 16 : 0", "0"),
     ("run.cc", "waiting == live", "waiting > 0"),
 )  # fmt: skip
 """A file, what is in it once, and what is there instead."""

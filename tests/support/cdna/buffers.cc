@@ -58,6 +58,7 @@ void set_addresses(const Wave& w, const Instruction& i, Pending& p) {
 
 bool is_on(const Pending& p, int lane) { return p.exec >> lane & 1; }
 bool is_in_range(const Pending& p, int lane, int dword) { return p.in_range[lane] >> dword & 1; }
+bool takes_part(const Pending& p, int lane) { return is_on(p, lane) && is_in_range(p, lane, 0); }
 
 u32 lds_base(const Wave& w, const Instruction& i) { return w.s[kM0] + u32(i.immediate); }
 
@@ -103,7 +104,7 @@ void store(Wave& w, const Instruction& i) {
 
 void access_store_half(Wave& w, Pending& p) {
   for (int l = 0; l < kLanes; ++l) {
-    if (!is_on(p, l) || !is_in_range(p, l, 0)) continue;
+    if (!takes_part(p, l)) continue;
     const u64 address = p.address[l] & ~u64{3};
     const u32 shift = p.address[l] & 2 ? 16 : 0, kept = read(w, address) & ~(0xffffu << shift);
     write(w, address, kept | (p.data[0][l] & 0xffff) << shift);
@@ -162,7 +163,7 @@ u16 add_f16(u16 a, u16 b) { return to_f16(from_f16(a) + from_f16(b), Rounding::k
 template <auto Add>
 void access_atomic(Wave& w, Pending& p) {
   for (int l = 0; l < kLanes; ++l) {
-    if (!is_on(p, l) || !is_in_range(p, l, 0)) continue;
+    if (!takes_part(p, l)) continue;
     write(w, p.address[l], Add(read(w, p.address[l]), p.data[0][l]));
   }
 }

@@ -42,10 +42,11 @@ u16 nearest_f16(float x) { return to_f16(x, Rounding::kNearestEven); }
 u16 truncated_f16(float x) { return to_f16(x, Rounding::kToZero); }
 
 // Adds to the destination.
+template <auto Fused>
 void fused_onto(Wave& w, const Instruction& i) {
   Instruction three = i;
   three.operands[3] = i.operands[0];
-  vector<float, fused>(w, three);
+  Fused(w, three);
 }
 
 double double_of(const Lanes& low, const Lanes& high, int l) {
@@ -107,12 +108,6 @@ void doubles(Wave& w, const Instruction& i) {
 }
 
 double fused_doubles(double a, double b, double c) { return std::fma(a, b, c); }
-
-void fused_onto_double(Wave& w, const Instruction& i) {
-  Instruction three = i;
-  three.operands[3] = i.operands[0];
-  doubles<fused_doubles>(w, three);
-}
 
 // A quotient is made by v_div_scale, v_rcp, steps of Newton's, v_div_fmas and v_div_fixup. Only
 // quotients of numbers that need no scaling are modelled, which is what all float32 numbers are as
@@ -206,14 +201,14 @@ constexpr Op kOps[] = {
     {"v_subrev_f32", floats<[](float a, float b) { return b - a; }>},
     {"v_mul_f32", floats<[](float a, float b) { return a * b; }>},
     {"v_fma_f32", floats<fused>},
-    {"v_fmac_f32", fused_onto},
+    {"v_fmac_f32", fused_onto<floats<fused>>},
     {"v_fmamk_f32", floats<fused>},
     {"v_cvt_f64_f32", to_double},
     {"v_cvt_f32_f64", from_double},
     {"v_add_f64", doubles<[](double a, double b) { return a + b; }>},
     {"v_mul_f64", doubles<[](double a, double b) { return a * b; }>},
     {"v_fma_f64", doubles<fused_doubles>},
-    {"v_fmac_f64", fused_onto_double},
+    {"v_fmac_f64", fused_onto<doubles<fused_doubles>>},
     {"v_rcp_f64", doubles<[](double a) { return 1 / a; }>, kTranscendental},
     {"v_div_scale_f32", scale_for_quotient},
     {"v_div_scale_f64", scale_for_quotient_of_doubles},

@@ -133,6 +133,11 @@ def _to_u32(x: np.ndarray) -> Bits:
     return np.where(np.isnan(x), 0, np.clip(x.astype(np.float64), 0, 2**32 - 1)).astype(np.uint32)
 
 
+def _to_i32(x: np.ndarray) -> Bits:
+    whole = np.where(np.isnan(x), 0, np.clip(x.astype(np.float64), -(2**31), 2**31 - 1))
+    return whole.astype(np.int32).view(np.uint32)
+
+
 def _e64(formula: Formula, sources: int) -> Rule:
     return Rule(formula, sources, suffix="")
 
@@ -205,6 +210,9 @@ RULES = {
     "v_rcp_iflag_f32": _f32(lambda a: 1 / a.astype(np.float64), 1, result="ulp"),
     "v_cvt_f32_u32": Rule(lambda a: bits_of(a.astype(np.float32)), 1),
     "v_cvt_u32_f32": Rule(_to_u32, 1, True),
+    "v_cvt_i32_f32": Rule(_to_i32, 1, True),
+    "v_trunc_f32": _f32(np.trunc, 1),
+    "v_rndne_f32": _f32(np.rint, 1),
     "v_cvt_pkrtz_f16_f32": _f32(_converted(_to_zero_f16), 2, "", "halves"),
     "v_cvt_pk_f16_f32": _f32(_converted(_to_f16), 2, "", "halves"),
     "v_cvt_pk_bf16_f32": _f32(_converted(lambda x: x.astype(jnp.bfloat16)), 2, "", "halves"),
@@ -212,6 +220,9 @@ RULES = {
     "v_cvt_f32_bf16": _f32_of_half(jnp.bfloat16),
     "v_cmp_lt_f32": _mask(lambda a, b: a < b, True),
     "v_cmp_ge_f32": _mask(lambda a, b: a >= b, True),
+    "v_cmp_ngt_f32": _mask(lambda a, b: ~(a > b), True),
+    "v_cmp_nlt_f32": _mask(lambda a, b: ~(a < b), True),
+    "v_cmp_neq_f32": _mask(lambda a, b: a != b, True),
     "v_cmp_eq_f32": _mask(lambda a, b: a == b, True),
     "v_cmp_u_f32": _mask(lambda a, b: np.isnan(a) | np.isnan(b), True),
     "v_cmp_eq_u32": _mask(lambda a, b: a == b),
@@ -219,6 +230,7 @@ RULES = {
     "v_cmp_lt_u32": _mask(lambda a, b: a < b),
     "v_cmp_le_u32": _mask(lambda a, b: a <= b),
     "v_cmp_lt_i32": _mask(_int32(lambda a, b: a < b)),
+    "v_cmp_le_i32": _mask(_int32(lambda a, b: a <= b)),
     "v_cmp_gt_i32": _mask(_int32(lambda a, b: a > b)),
     "v_cmp_ge_i32": _mask(_int32(lambda a, b: a >= b)),
 }

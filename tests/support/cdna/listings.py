@@ -54,8 +54,9 @@ def run(
     waves: int = 1,
     flushes_denormals: bool = False,
     schedule: Schedule = AT_ONCE,
+    start: int = 0,
 ) -> Outcome:
-    """Run a program in waves of one workgroup.
+    """Run a program, which begins at `start`, in waves of one workgroup.
 
     It finds inputs [n, 64] in v8 and further, lane numbers in v0 and four times these in v3, the
     wave's number in v2 and s8, and in s[4:7] the descriptor of memory that begins with the inputs.
@@ -74,7 +75,7 @@ def run(
         lines += [f"s_add_u32 s9, s8, {(len(rows) + n) * _ROW:#x}"]
         lines += [f"buffer_store_dword v{FIRST_RESULT + n}, v3, s[4:7], s9 offen"]
     lines += ["s_endpgm"]
-    code = decode(listing("\n".join(lines)), machine().ops)
+    code = decode(listing("\n".join(lines)), machine().ops, start)
     address = memory.ctypes.data
     descriptor = [address & 0xFFFFFFFF, address >> 32, memory.nbytes, 0x20000]
     result = machine().run(
@@ -90,6 +91,19 @@ def listing(text: str) -> list[Line]:
     """Lines of a program, all as if they were four bytes long."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return [Line(4 * n, line) for n, line in enumerate(lines)]
+
+
+def set_pair(register: int, x: int) -> str:
+    """Set a pair of scalar registers."""
+    return f"s_mov_b32 s{register}, {x & 0xFFFFFFFF:#x}\ns_mov_b32 s{register + 1}, {x >> 32:#x}"
+
+
+def pair_and_code(text: str, start: int = 0) -> tuple[int, int]:
+    """What a program that begins at `start` leaves in s[14:15], and the condition code."""
+    text += "\ns_cselect_b32 s16, 1, 0"
+    text += "".join(f"\nv_mov_b32_e32 v{64 + n}, s{14 + n}" for n in range(3))
+    got = run(text, results=3, start=start).values[0, :, 0].astype(object)
+    return got[0] | got[1] << 32, got[2]
 
 
 def set_exec(mask: int) -> str:
