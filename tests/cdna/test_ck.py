@@ -1,4 +1,4 @@
-"""Dense and split-KV calls on CK's machine code, which tests/scripts/compile_ck.py makes with hipcc.
+"""Calls on CK's machine code, dense and split-KV, which tests/scripts/compile_ck.py makes.
 
 AITER's host code chooses among many such kernels and fills their arguments; here
 tests/support/cdna/ck.py does so for one of each kind.
@@ -18,6 +18,7 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case
 from tests.support import aiter_emulated
 from tests.support.aiter_check import Check
+from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.cdna import disassembler
 from tests.support.cdna.cases import SCHEDULES, case
 from tests.support.cdna.ck import CkGpu, folder
@@ -63,6 +64,10 @@ def test_kernels_of_ck_agree_with_the_reference(call: Case, gpu: CkGpu):
 def test_split_kv_kernels_of_ck_agree_with_the_reference(call: Case, gpu: CkGpu):
     """Each split of a row's keys, and their combination; NaN past the lengths and in scratch."""
     check = Check.of(call, parse("gfx942"), gpu.emulator)
+    ((split, kernel),) = check.chosen.values()
+    struct = struct_of(split, use_asm=False, num_splits=kernel.num_splits)
+    _, (chosen,) = gpu.dispatch.run(struct)  # AITER's own choice is the kernel that is compiled
+    assert f"paged={str(bool(call.page)).lower()} tile=64x64 pads=true,true,false,false" in chosen
     for gpu.schedule in SCHEDULES:
         gpu.ran = []
         errors = check.errors()

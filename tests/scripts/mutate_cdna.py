@@ -18,7 +18,8 @@ from tests.support.emulator import build
 from tests.support.repository import ROOT
 
 TESTS = ("vector_instructions", "scalar_instructions", "matrix_instructions",
-         "memory_instructions", "checks", "compiled_instructions", "split_kv_instructions")  # fmt: skip
+         "memory_instructions", "checks", "compiled_instructions",
+         "split_kv_instructions")  # fmt: skip
 MUTATIONS = (
     ("matrix.cc", "4 * group + r % 4", "4 * group + 3 - r % 4"),
     ("matrix.cc", "o.index + n / 2", "o.index + n / 4"),

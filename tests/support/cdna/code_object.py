@@ -53,7 +53,7 @@ class CodeObject:
 
 
 def read(path: Path, part: str = "") -> CodeObject:
-    """The file's kernel; of several, which have the same arguments, that with `part` in its name."""
+    """The file's kernel; of several with the same arguments, the one with `part` in its name."""
     data = path.read_bytes()
     sections = list(_sections(data))
     symbols = {name: (value, size) for value, size, name in _symbols(data, sections)}
