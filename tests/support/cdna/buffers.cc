@@ -125,8 +125,8 @@ void store_half(Wave& w, const Instruction& i) {
 void set_global_addresses(const Wave& w, const Instruction& i, Pending& p, int offset, int base) {
   if (i.operands[base].kind != kSgpr) throw Fault("a global access without a scalar base");
   for (int l = 0; l < kLanes; ++l) {
-    p.address[l] = w.pair(i.operands[base].index) + w.v[i.operands[offset].index][l] +
-                   u64(i64{i.immediate});
+    p.address[l] =
+        w.pair(i.operands[base].index) + w.v[i.operands[offset].index][l] + u64(i64{i.immediate});
     p.in_range[l] = 1;
   }
 }
