@@ -1,4 +1,4 @@
-"""Compiles one of CK's kernels of each kind, for tests/cdna/test_ck.py; some minutes.
+"""Compiles one of CK's kernels of each kind, for tests/cdna/test_ck.py; four minutes.
 
 usage: python -m tests.scripts.compile_ck FOLDER
 
