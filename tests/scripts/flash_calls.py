@@ -169,7 +169,7 @@ def main() -> None:
         assert ours(facts) == expected, f"{facts}\n{ours(facts)}\n{expected}"
         if number % _DRAWS < _KEPT:
             rows.append(facts | {"custom_call": expected})
-    text = ",\n".join(json.dumps(x) for x in rows)
+    text = ",\n".join(json.dumps(x, separators=(",", ":")) for x in rows)
     KEPT.write_text(f"[\n{text}\n]\n")
     print(f"{len(drawn_calls)} custom calls are those of dew-flash-attn, jax {jax.__version__}")
 

@@ -93,7 +93,8 @@ def write_digests(folder: Path) -> None:
         for case in sorted(CASES, key=lambda x: x.name)
         if (file := file_of(folder, case)).exists()
     }
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(x)}" for name, x in found.items())
+    dumped = ((json.dumps(name), json.dumps(x, separators=(",", ":"))) for name, x in found.items())
+    lines = ",\n".join(f"{name}:{x}" for name, x in dumped)
     digests_file().write_text("{\n" + lines + "\n}\n")
     print(f"{len(found)} cases in {digests_file()}")
 
