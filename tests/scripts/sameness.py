@@ -79,7 +79,7 @@ def digest(program: str) -> str:
     """
     if program.startswith("NotImplementedError"):
         return "refused"
-    return hashlib.sha256(SCRATCH.sub("tensor<?xui8>", program).encode()).hexdigest()[:10]
+    return hashlib.sha256(SCRATCH.sub("tensor<?xui8>", program).encode()).hexdigest()[:8]
 
 
 def digests_file() -> Path:
