@@ -98,7 +98,7 @@ def add_parser(commands: Commands, help: str) -> None:
     parser.add_argument(
         "--filter-forward",
         metavar="PATTERN",
-        help="CK's own filter for forward kernels: a pattern for the whole name",
+        help="CK's own filter for forward kernels: a pattern for the whole name, or none",
     )
     parser.add_argument(
         "--filter-split-kv",

@@ -21,12 +21,19 @@ from attn_dispatch_tools.build_aiter.wheel import Wheel
 # CK's name for the kernels of an architecture: gfx950 has separate ones, others share gfx9's.
 _TARGETS = {"gfx942": "gfx9", "gfx950": "gfx950"}
 _EVERYTHING = {"fwd": "*", "bwd": "*@*@*", "fwd_splitkv": "*@*"}
-_NOTHING = {"batch_prefill": "none"}
+_NONE = "none"
+"""A filter that matches no kernel."""
+_NOTHING = {"batch_prefill": _NONE}
 
 # Split-KV kernels that attend to parts of the keys, and kernels that combine their results. A
 # combining kernel belongs to an attending one if these groups of both names are equal.
 _COMBINES = re.compile(r"fmha_fwd_splitkv_combine_(d\d+_\w+?_batch)_.*_unused_ps(dv)?_")
 _ATTENDS = re.compile(r"fmha_fwd_splitkv_(d\d+_\w+?_batch)_.*_vr_pssk(?:d(dv))?_")
+
+_NAMES = (
+    "names look like fmha_fwd_d128_bf16_batch_…, fmha_fwd_splitkv_d128_bf16_batch_… and "
+    "fmha_bwd_d128_bf16_group_…"
+)
 
 # The kernels that run before and after ASM backward kernels, and that AITER's dispatch mentions.
 _PRE_POST_FILTER = "*@*_ndeterministic@*_nbias*_dropout*_ndeterministic*"
@@ -43,6 +50,8 @@ class Filters:
     split_kv: str = "*"
     """The pattern for forward kernels that split the keys. Kernels that combine their results are
     added."""
+    must_match: tuple[str, ...] = ()
+    """Those of the patterns that must match a kernel."""
 
     @classmethod
     def parse(
@@ -61,7 +70,8 @@ class Filters:
             if text and "," in text:
                 raise BuildError(f"a filter cannot hold a comma, got {text!r}")
         part = f"*{both}*" if both else "*"
-        return cls(forward or part, backward or f"*@*@{part}", split_kv or part)
+        given = (x for x in (forward, backward, split_kv) if x and not x.endswith(_NONE))
+        return cls(forward or part, backward or f"*@*@{part}", split_kv or part, tuple(given))
 
 
 @dataclass(frozen=True)
@@ -83,16 +93,13 @@ def generate(wheel: Wheel, arch: str, filters: Filters, folder: Path) -> tuple[S
     run = _Generators(wheel, arch, folder)
     with ThreadPoolExecutor() as pool:  # each job runs processes that take seconds
         jobs = (
-            pool.submit(run.forward, filters.forward, filters.split_kv),
-            pool.submit(run.backward, filters.backward),
+            pool.submit(run.forward, filters),
+            pool.submit(run.backward, filters),
         )
         forward, backward = (job.result() for job in jobs)
     if not forward.kernels and not backward.kernels:
-        raise BuildError(
-            f"no kernel matches {filters.forward!r}, {filters.split_kv!r} or "
-            f"{filters.backward!r}; names look like fmha_fwd_d128_bf16_batch_…, "
-            "fmha_fwd_splitkv_d128_bf16_batch_… and fmha_bwd_d128_bf16_group_…"
-        )
+        patterns = f"{filters.forward!r}, {filters.split_kv!r} or {filters.backward!r}"
+        raise BuildError(f"no kernel matches {patterns}; {_NAMES}")
     return forward, backward
 
 
@@ -104,24 +111,27 @@ class _Generators:
     arch: str
     folder: Path
 
-    def forward(self, pattern: str, split_kv: str) -> Sources:
+    def forward(self, filters: Filters) -> Sources:
         draft = self._draft("forward")
-        kernels = self._ck("fwd", pattern, draft)
-        kernels += self._ck("fwd_splitkv", f"*@{split_kv}", draft) - _drop_idle(draft)
+        attend = self._ck("fwd", filters.forward, draft)
+        split = self._ck("fwd_splitkv", f"*@{filters.split_kv}", draft) - _drop_idle(draft)
+        _check_matches(attend, filters.forward, filters)
+        _check_matches(split, filters.split_kv, filters)
         for direction, nothing in _NOTHING.items():
             self._ck(direction, nothing, draft)
         script = self.wheel.csrc / "cpp_itfs" / "mha_fwd_generate.py"
         self._run(script, "--receipt", "5", "--output_dir", str(draft))
         self._run(self._asm("fwd"), "--output_dir", str(draft))
         files = _put_in_place(draft, self.folder / "forward")
-        return Sources(files, kernels, self._count("fwd") + self._count("fwd_splitkv"))
+        return Sources(files, attend + split, self._count("fwd") + self._count("fwd_splitkv"))
 
-    def backward(self, pattern: str) -> Sources:
+    def backward(self, filters: Filters) -> Sources:
         draft = self._draft("backward")
         script = self.wheel.csrc / "py_itfs_cu" / "fmha_bwd_pre_post_kernel_generate.py"
         self._run(script, "--filter", _PRE_POST_FILTER, "--output_dir", str(draft))
         _join(draft)
-        kernels = self._ck("bwd", pattern, draft)
+        kernels = self._ck("bwd", filters.backward, draft)
+        _check_matches(kernels, filters.backward, filters)
         script = self.wheel.csrc / "cpp_itfs" / "mha_bwd_generate.py"
         self._run(script, "--receipt", "3", "--output_dir", str(draft))
         self._run(self._asm("bwd"), "--output_dir", str(draft))
@@ -166,6 +176,11 @@ class _Generators:
                 f"AITER's generator {script} failed; is the amd-aiter wheel complete? It says: "
                 f"{done.stderr.strip()[-2000:]}"
             )
+
+
+def _check_matches(kernels: int, pattern: str, filters: Filters) -> None:
+    if not kernels and pattern in filters.must_match:
+        raise BuildError(f"no kernel matches {pattern!r}; {_NAMES}; to build none, say 'none'")
 
 
 def _drop_idle(draft: Path) -> int:

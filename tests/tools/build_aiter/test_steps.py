@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,8 @@ def test_filters_are_made_from_a_part_of_a_name_or_given_whole():
     assert Filters.parse(None, None, None) == Filters() == Filters("*", "*@*@*", "*")
     part = "*d128_bf16*"
     assert Filters.parse("d128_bf16", None, None) == Filters(part, f"*@*@{part}", part)
-    assert Filters.parse("d128", "fmha_*", "*@*@x", "y") == Filters("fmha_*", "*@*@x", "y")
+    own = Filters.parse("d128", "fmha_*", "*@*@none", "y")
+    assert own == Filters("fmha_*", "*@*@none", "y", must_match=("fmha_*", "y"))
 
 
 def test_generated_files_follow_the_filters_and_are_not_rewritten(unpacked, tmp_path):
@@ -67,6 +69,22 @@ def test_a_filter_that_matches_no_kernel_is_an_error(unpacked, tmp_path):
         BuildError, match=r"no kernel matches '\*d127\*', .* or .*; names look like"
     ):
         generate.generate(wheel.find(), "gfx942", Filters.parse("d127", None, None), tmp_path)
+
+
+@pytest.mark.parametrize("number, pattern", [(0, "*d127*"), (1, "*@*@*d127*"), (2, "*d127*")])
+def test_a_pattern_that_matches_no_kernel_is_an_error(unpacked, tmp_path, number, pattern):
+    """Even if others match, as a library without the kernels that were asked for is of no use."""
+    own: list[str | None] = [None, None, None]
+    own[number] = pattern
+    filters = Filters.parse("d128", *own)
+    with pytest.raises(BuildError, match=rf"matches {re.escape(repr(pattern))}; .* say 'none'"):
+        generate.generate(wheel.find(), "gfx942", filters, tmp_path)
+
+
+def test_a_library_without_cks_kernels_can_be_asked_for(unpacked, tmp_path):
+    filters = Filters.parse("d128", None, "*@*@none")
+    forward, backward = generate.generate(wheel.find(), "gfx942", filters, tmp_path)
+    assert (forward.kernels, backward.kernels) == (4, 0)
 
 
 def test_a_failed_generator_is_an_error(unpacked, tmp_path):
