@@ -21,9 +21,10 @@ from tests.support.aiter_check import Check
 from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.cdna import disassembler
 from tests.support.cdna.cases import SCHEDULES, case
-from tests.support.cdna.ck import CkGpu, folder
+from tests.support.cdna.ck import KERNELS, CkGpu, code_of, folder
 from tests.support.cdna.generations import dispatch
 from tests.support.cdna.listings import machine
+from tests.support.cdna.wait_states import too_soon
 
 _FACTS = {"h": 64, "b": 2, "n": 4, "k": 2}
 CASES = (case("full", t=150, s=97, **_FACTS), case("few queries", t=20, s=300, **_FACTS))
@@ -74,3 +75,8 @@ def test_split_kv_kernels_of_ck_agree_with_the_reference(call: Case, gpu: CkGpu)
         assert gpu.ran == ["paged_split_kv" if call.page else "split_kv", "combine"]
         assert max(errors.values()) <= 1, (gpu.schedule, errors)
         assert gpu.conflicts == [], gpu.schedule
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiler_leaves_wait_states_in_cks_kernels(name: str, gpu: CkGpu):
+    assert too_soon(code_of(gpu.machine, name), gpu.machine.ops, "gfx942") == []

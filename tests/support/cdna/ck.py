@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.cdna.decoder import Code
 from tests.support.cdna.kernels import Gpu
+from tests.support.cdna.machine import Machine
 from tests.support.emulator.native import Backward, Forward, SplitKv
 
 ATTENDS = "fmha_fwd_splitkv_d64_bf16_batch_*_vr_pssk_nlogits_nbias_nmask_lse_nsquant_*pagedkv*"
@@ -61,6 +63,11 @@ class CkGpu(Gpu):
         except Exception as error:  # ctypes would drop it
             return f"{type(error).__name__}: {error}"
         return ""
+
+
+def code_of(machine: Machine, name: str) -> Code:
+    """A kernel's instructions."""
+    return machine.load(_path(name), _PARTS.get(name, ""))[1]
 
 
 def _path(name: str) -> Path:
