@@ -18,16 +18,11 @@ std::optional<std::string> AsmRefusal(const AttnAiterCall& call);
 // its questions about the device, so the same questions are asked here first.
 std::optional<std::string> DeviceError();
 
-// HIP's error of this thread's last failed launch since ThrowingScope began, or hipSuccess. AITER
-// aborts after every error of a launch but hipErrorInvalidValue, so it is told that one.
-hipError_t& LaunchError();
-
 // A scope in which AITER throws where it would abort the process otherwise.
 class ThrowingScope {
  public:
   ThrowingScope() : before_(aiter_detail::g_aiter_can_throw) {
     aiter_detail::g_aiter_can_throw = true;
-    LaunchError() = hipSuccess;
   }
   ~ThrowingScope() { aiter_detail::g_aiter_can_throw = before_; }
   ThrowingScope(const ThrowingScope&) = delete;
@@ -36,19 +31,6 @@ class ThrowingScope {
  private:
   const bool before_;
 };
-
-// Calls `run`, which calls AITER, in such a scope, and names HIP's error if a launch failed.
-template <typename Run>
-float Throwing(Run&& run) {
-  const ThrowingScope throwing;
-  try {
-    return run();
-  } catch (const std::exception& error) {
-    if (LaunchError() == hipSuccess) throw;
-    throw std::runtime_error(std::string("the launch of a kernel failed with \"") +
-                             hipGetErrorString(LaunchError()) + "\"");
-  }
-}
 
 // Sets the arguments that forward and backward share.
 template <typename Args>

@@ -51,7 +51,8 @@ float Call(const AttnAiterBackward& backward, hipStream_t stream, bool only_ask)
                              " bytes of scratch, and the call has " +
                              std::to_string(backward.dq_acc_bytes));
   };
-  return Throwing([&] { return aiter::mha_bwd(args, ck_tile::stream_config{stream}); });
+  const ThrowingScope throwing;
+  return aiter::mha_bwd(args, ck_tile::stream_config{stream});
 }
 
 }  // namespace

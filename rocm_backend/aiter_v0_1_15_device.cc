@@ -65,28 +65,4 @@ std::optional<std::string> DeviceError() {
   return {};
 }
 
-hipError_t& LaunchError() {
-  static thread_local hipError_t error = hipSuccess;
-  return error;
-}
-
 }  // namespace attn_dispatch::aiter_adapter
-
-extern "C" {
-
-hipError_t __real_hipModuleLaunchKernel(hipFunction_t, unsigned, unsigned, unsigned, unsigned,
-                                        unsigned, unsigned, unsigned, hipStream_t, void**, void**);
-
-hipError_t __wrap_hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y,
-                                        unsigned grid_z, unsigned block_x, unsigned block_y,
-                                        unsigned block_z, unsigned shared_bytes, hipStream_t stream,
-                                        void** arguments, void** extra) {
-  const hipError_t error =
-      __real_hipModuleLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                   shared_bytes, stream, arguments, extra);
-  if (error == hipSuccess) return error;
-  attn_dispatch::aiter_adapter::LaunchError() = error;
-  return hipErrorInvalidValue;
-}
-
-}  // extern "C"

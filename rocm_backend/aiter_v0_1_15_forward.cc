@@ -31,7 +31,8 @@ float Call(const AttnAiterForward& forward, hipStream_t stream, bool only_ask) {
   // AITER launches workgroups for this many queries of each sequence, and packed kernels read the
   // lengths from the prefix sums.
   if (call.is_group) args.seqlen_q = call.max_seq_len_q;
-  return Throwing([&] { return aiter::mha_fwd(args, ck_tile::stream_config{stream}); });
+  const ThrowingScope throwing;
+  return aiter::mha_fwd(args, ck_tile::stream_config{stream});
 }
 
 // AITER's condition for an ASM kernel tests no logits_soft_cap. Where the totals of packed

@@ -26,6 +26,7 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import spec_of
 from tests.support import aiter_emulated
 from tests.support.aiter_cases import AITER_CASES
+from tests.support.fake_aiter import code_object
 
 BY_NAME = {case.name: case for case in AITER_CASES}
 GFX942 = parse("gfx942")
@@ -265,7 +266,7 @@ def finish_build(folder: Path) -> None:
     kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd"
     kernels.mkdir(parents=True)
     for number in range(5):
-        (kernels / f"{number}.co").touch()
+        (kernels / f"{number}.co").write_bytes(code_object("gfx942"))
     (folder / ADAPTER).touch()
     build_record().write(folder)
 
@@ -339,7 +340,7 @@ class TestMissing:
         for number in range(5):
             expected = f"{kernels.parents[1]} has {number} of AITER's 5 ASM kernels: run `attn-"
             assert load().unusable_reason.startswith(expected)
-            (kernels / f"{number}.co").touch()
+            (kernels / f"{number}.co").write_bytes(code_object("gfx942"))
         before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)
         assert dict(os.environ) == before

@@ -18,6 +18,7 @@ from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import library as aiter_library
 from attn_dispatch.aiter.folder import ADAPTER, AiterBuild
 from tests.fuzz import mutations, strange_files
+from tests.support.fake_aiter import code_object
 
 _ARCH = "gfx942"
 _BUILD = AiterBuild(
@@ -74,7 +75,7 @@ def _load(path: Path, arch: str) -> None:
 
 def _make(folder: Path) -> None:
     (folder / _KERNEL).parent.mkdir(parents=True)
-    (folder / _KERNEL).touch()
+    (folder / _KERNEL).write_bytes(code_object(_ARCH))
     (folder / ADAPTER).symlink_to(_some_library())
     _BUILD.write(folder)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 
+from attn_dispatch.aiter import code_objects
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import GENERATIONS, Release
 from attn_dispatch.devices import native_libraries
@@ -94,12 +95,11 @@ def load(backend: ModuleType, arch: str, release: Release | None = None) -> Aite
     if not os.path.isdir(kernels):  # also False for a folder without permission
         missing = f"AITER's ASM kernels are missing from {kernels}: {remedy}"
         return AiterLibrary(None, str(path), missing)
-    # AITER aborts the process if it does not find the kernel that a call needs.
-    if (found := len(aiter_folder.asm_kernels(kernels))) < build.asm_kernels:
-        missing = f"{kernels} has {found} of AITER's {build.asm_kernels} ASM kernels: {remedy}"
-        return AiterLibrary(None, str(path), missing)
+    if unusable := code_objects.problem(kernels, arch, build.asm_kernels):
+        return AiterLibrary(None, str(path), f"{unusable}: {remedy}")
     try:
-        backend.load_aiter(path, arch)
+        # The library finds its kernels beside the path that it is loaded by, on its first call.
+        backend.load_aiter(path.absolute(), arch)
     except RuntimeError as error:
         return AiterLibrary(None, str(path), str(error))
     return AiterLibrary(backend, str(path))

@@ -73,7 +73,7 @@ def _library(checkout: Checkout, arch: str, work: Path) -> Library:
         (*OPTIONS, *(f"-I{x}" for x in includes), "-include", "unordered_map"),
         (),
         # AITER's functions are exported, and must not be those of another library in the process.
-        (*ninja.WRAPPED_LAUNCH, "-Wl,-Bsymbolic"),
+        (*ninja.WRAPPED, "-Wl,-Bsymbolic"),
         wheel.environment_flags(arch, asm_root=True),
     )
 

@@ -19,14 +19,17 @@ from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 
 WRAPPED = tuple(
     f"-Wl,--wrap={name}"
-    for name in ("getenv", "hipGetDeviceProperties", "hipGetDevicePropertiesR0600")
+    for name in (
+        "getenv",
+        "hipGetDeviceProperties",
+        "hipGetDevicePropertiesR0600",
+        "hipModuleLoad",
+        "hipModuleGetFunction",
+        "hipModuleLaunchKernel",
+    )
 )
 """Linker flags for the functions that rocm_backend/aiter_environment.cc replaces. HIP 6 renamed one
 of them."""
-
-WRAPPED_LAUNCH = (*WRAPPED, "-Wl,--wrap=hipModuleLaunchKernel")
-"""Linker flags for generation "v0.1.15"; rocm_backend/aiter_v0_1_15_device.cc replaces the last
-function."""
 
 
 @dataclass(frozen=True)

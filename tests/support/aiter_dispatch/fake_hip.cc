@@ -171,7 +171,11 @@ hipError_t hipGetLastError() { return std::exchange(last_error, hipSuccess); }
 hipError_t hipPeekAtLastError() { return last_error; }
 
 hipError_t hipModuleLoad(hipModule_t* module, const char* file) {
-  if (access(file, R_OK) != 0) record::Record(std::string("missing ") + file);
+  if (access(file, R_OK) != 0) {
+    record::Record(std::string("missing ") + file);
+    return returned(hipErrorFileNotFound);
+  }
+  if (fails("hipModuleLoad")) return returned(hipErrorInvalidImage);
   *module = reinterpret_cast<hipModule_t>(new Module{file, current_device});
   return returned(hipSuccess);
 }
@@ -180,6 +184,7 @@ hipError_t hipModuleUnload(hipModule_t) { return returned(hipSuccess); }
 
 // AITER never frees functions, so they are leaked here.
 hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t module, const char* name) {
+  if (fails("hipModuleGetFunction")) return returned(hipErrorNotFound);
   *function =
       reinterpret_cast<hipFunction_t>(new Function{name, reinterpret_cast<const Module*>(module)});
   return returned(hipSuccess);

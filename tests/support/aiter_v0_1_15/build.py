@@ -125,7 +125,7 @@ def _build(target: Path, files: Sequence[Path], flags: Sequence[str]) -> Path:
         objects = list(pool.map(lambda x: _compile(x, flags, target.parent), everything))
     if not target.exists() or target.stat().st_mtime < max(x.stat().st_mtime for x in objects):
         linked = target.with_suffix(f".{os.getpid()}")
-        options = ["-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic", *ninja.WRAPPED_LAUNCH]
+        options = ["-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic", *ninja.WRAPPED]
         dev18.run([_compiler(), *options, "-o", str(linked), *map(str, objects)])
         linked.replace(target)
     return target

@@ -249,6 +249,12 @@ struct hipDeviceProp_t { int device; };
 #define hipGetDeviceProperties hipGetDevicePropertiesR0600
 hipError_t hipGetDevice(int* device);
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device);
+typedef void *hipModule_t, *hipFunction_t, *hipStream_t;
+const char* hipGetErrorString(hipError_t error);
+hipError_t hipModuleLoad(hipModule_t* module, const char* file);
+hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t module, const char* name);
+hipError_t hipModuleLaunchKernel(hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                 unsigned, unsigned, hipStream_t, void**, void**);
 }
 """
 HIP = """
@@ -256,6 +262,11 @@ HIP = """
 extern "C" {
 hipError_t hipGetDevice(int* device) { return *device = 3, 0; }
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) { return p->device = device, 0; }
+const char* hipGetErrorString(hipError_t) { return "an error"; }
+hipError_t hipModuleLoad(hipModule_t*, const char*) { return 0; }
+hipError_t hipModuleGetFunction(hipFunction_t*, hipModule_t, const char*) { return 0; }
+hipError_t hipModuleLaunchKernel(hipFunction_t, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                 unsigned, unsigned, hipStream_t, void**, void**) { return 0; }
 }
 """
 CALLER = """
@@ -281,6 +292,8 @@ def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path, asm_ro
     flags = ("-std=c++20", "-fPIC", f"-I{tmp_path}", f"-I{adapter}")
     tools = Toolchain("g++", ("g++", *flags), ("g++",))
     sources = (tmp_path / "asks.cc", *(adapter / x for x in wheel.ENVIRONMENT))
+    (tmp_path / "a file").touch()
+    others = ("/nowhere/", "", tmp_path / "a file", tmp_path / "gfx950" / "hsa", tmp_path / "hip")
     lines = ["import ctypes, os", "os.environ['AITER_ASM_DIR'] = '/nowhere/'"]
     lines += ["os.environ.pop('AITER_LOG_LEVEL', None)"]
     for arch in ("gfx942", "gfx950"):
@@ -305,13 +318,20 @@ def test_each_build_gets_its_own_folder_of_asm_kernels_and_arch(tmp_path, asm_ro
             "x.asked.restype = x.arch.restype = ctypes.c_char_p",
             "print(x.asked(b'AITER_ASM_DIR').decode(), x.asked(b'HOME2'), x.device(), x.arch())",
             "print(x.asked(b'AITER_LOG_LEVEL').decode())",
+            "asked = {x.asked(b'AITER_ASM_DIR')}",
+            *(
+                f"os.environ['AITER_ASM_DIR'] = {str(y)!r}; asked.add(x.asked(b'AITER_ASM_DIR'))"
+                for y in others
+            ),
+            "del os.environ['AITER_ASM_DIR']",
+            "print(len(asked | {x.asked(b'AITER_ASM_DIR')}))",
         ]
     command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     expected = []
     for arch in ("gfx942", "gfx950"):
         folder = f"{tmp_path}/{arch}/hsa" + ("" if asm_root else f"/{arch}/")
-        expected += [f"{folder} None 3 b'{arch}'", "ERROR"]
+        expected += [f"{folder} None 3 b'{arch}'", "ERROR", "1"]
     assert done.stdout.splitlines() == expected
 
 
