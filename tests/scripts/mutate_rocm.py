@@ -3,10 +3,10 @@
 usage: python -m tests.scripts.mutate_rocm [--machine-code] [PART OF A MUTATION'S NAME]
 
 Every assignment to a field of aiter_api.h's structs, and every zeroing of memory, can be made
-wrong: numbers by one, pointers by four bytes, flags inverted. The cases of aiter_cases.py, and the
-cases with 16-bit atomics, run on the emulator until one of them fails the check of
-tests/support/aiter_check.py. A mutation that no case notices survives; the exit status is 1 if any
-does.
+wrong: numbers by one, pointers by four bytes, flags inverted. The cases of aiter_cases.py, the
+cases with 16-bit atomics, and those with gaps on AITER v0.1.20 run on the emulator until one of
+them fails the check of tests/support/aiter_check.py. A mutation that no case notices survives; the
+exit status is 1 if any does.
 
 With --machine-code the calls of tests/cdna judge in their place, by AITER's dispatch and kernels
 alone: the wheel's and, if ATTN_DISPATCH_AITER_DIR names a folder, those of AITER's sources. What
@@ -22,23 +22,31 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
 import jax
 import rich.progress
 
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.release import DEV18, Release
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case
 from tests.support import aiter_emulated
-from tests.support.aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
+from tests.support.aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES
 from tests.support.aiter_check import Check, sixteen_bit_atomics
 from tests.support.cdna.judges import Judge, machine_code_judges
 from tests.support.emulator import build
 from tests.support.emulator.native import Emulator
 
 SURVIVES = "SURVIVES"
+NEWER = Release("v0.1.15", (0, 1, 20))
+WITH_GAPS = ("lengths", "segments")
+"""The names of cases whose lengths newer releases take as prefix sums."""
 
 _HEADER = """\
 // The number of the mutation that is on; the others do not change their values.
@@ -126,24 +134,35 @@ def notices(check: Check) -> bool:
     return not all(x <= 1 for x in errors.values()) or bool(check.differences_from_expected_calls())
 
 
+@contextmanager
+def built(release: Release) -> Iterator[None]:
+    """Plan calls for a release of AITER."""
+    with mock.patch.object(aiter_folder, "release", lambda _: release):
+        yield
+
+
 def emulated(emulator: Emulator) -> Iterator[Judge]:
     """The cases of aiter_cases.py on the emulator, compiled."""
 
-    def judge(case: Case, gfx: str) -> Judge:
+    def judge(case: Case, gfx: str, release: Release = DEV18) -> Judge:
         emulator.set_arch(gfx)
-        check = Check.of(case, parse(gfx), emulator)
+        with built(release):
+            check = Check.of(case, parse(gfx), emulator)
+        if release != DEV18:  # `chosen` is dev18's
+            check = replace(check, chosen={})
 
         def notices_now() -> bool:
             emulator.set_arch(gfx)
             return notices(check)
 
-        return Judge(f"{case} on {gfx}", notices_now)
+        return Judge(f"{case} on {gfx} by {release.generation}", notices_now)
 
     # large_scores is left out: its gradient of key is only right relative to the delta that the
     # kernel gets, and `Check` does not use that.
     yield from (judge(*x) for x in CASES_BY_GFX if x[0].name != "large_scores")
     with sixteen_bit_atomics():
         yield from (judge(*x) for x in SIXTEEN_BIT_CASES)
+    yield from (judge(x, "gfx942", NEWER) for x in AITER_CASES if x.name in WITH_GAPS)
 
 
 def main() -> None:
