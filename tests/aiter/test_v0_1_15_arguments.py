@@ -5,6 +5,7 @@ The adapter is compiled against stand-ins of AITER's headers, so this needs none
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 from dataclasses import replace
@@ -98,10 +99,21 @@ def test_aiter_is_asked_whether_it_takes_a_call(arch):
 
 
 def test_a_later_call_does_not_throw_into_other_code():
-    """AITER's switch is on only while the adapter calls it; it is this thread's."""
-    switch = re.compile(r"g_aiter_can_throw")
-    text = (build.dev18.ADAPTER / "aiter_v0_1_15.h").read_text()
-    assert len(switch.findall(text)) == 3  # read, set and restored
+    """AITER's switch is on only while the adapter calls it."""
+    library = capture("gfx942")
+    can_throw = ctypes.CDLL(str(build.capture("gfx942"))).capture_can_throw
+    given = struct_of(
+        replace(grid.CALL, backward=True),
+        use_asm=True,
+        accumulator="atomic_32",
+        generation="v0.1.15",
+    )
+    for scratch, sentence in ((given.dq_acc_bytes, ""), (0, "bytes of scratch")):
+        given.dq_acc_bytes = scratch
+        failed, records = library.run(given)
+        assert sentence in failed and bool(failed) == bool(sentence)
+        assert "can_throw 1" in records and not can_throw()
+    assert library.takes_asm(given) and not can_throw()
 
 
 @pytest.mark.skipif(bool(build.missing_sources()), reason=build.missing_sources())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import DISPATCH
@@ -106,12 +107,23 @@ def test_one_block_of_keys_is_deterministic_on_gfx950(facts: dict[str, Any], arc
         assert any("deterministic" in x for x in rules) == (arch not in archs)
 
 
-def test_without_ck_a_reason_says_so():
-    call = replace(grid.CALL, dropout_rate=0.1)
-    (why,) = not_supported_reasons(call, "gfx942", NEWEST)
-    assert str(why) == "no ASM kernel has dropout (this AITER is built without CK)"
-    (why,) = not_supported_reasons(grid.split_calls()[0], "gfx942", NEWEST)
-    assert str(why).endswith("only CK has split-KV kernels (this AITER is built without CK)")
+OF_CK: dict[str, tuple[AiterCall, str]] = {
+    "fp16": (replace(grid.CALL, dtype="float16"), "forward needs bfloat16, got float16"),
+    "dropout": (replace(grid.CALL, dropout_rate=0.1), "no ASM kernel has dropout"),
+    "bias": (replace(grid.CALL, bias="bias"), "no ASM kernel has a bias"),
+    "window": (replace(grid.CALL, mask="bottom_right", window_left=64, window_right=0), "window"),
+    "deterministic": (
+        replace(grid.CALL, backward=True, deterministic=True), "deterministic: ASM adds with"
+    ),
+    "split-KV": (grid.split_calls()[0], "only CK has split-KV kernels"),
+}  # fmt: skip
+
+
+@ARCHS
+@pytest.mark.parametrize("call, reason", OF_CK.values(), ids=OF_CK)
+def test_without_ck_a_reason_says_so(call: AiterCall, reason: str, arch: str):
+    (why,) = not_supported_reasons(call, arch, NEWEST)
+    assert reason in str(why) and str(why).endswith(" (this AITER is built without CK)")
 
 
 def test_without_ck_a_call_is_refused_where_asm_is_switched_off():

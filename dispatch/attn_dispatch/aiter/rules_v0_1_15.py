@@ -71,7 +71,7 @@ BEYOND_KEYS = KernelRule(
     "aiter/asm_backward_beyond_keys", "backward", ("gfx950",), _writes_beyond_keys,
     f"backward with a bottom-right mask and {{seq_len_kv}} keys: the kernel writes beyond the last "
     f"one where they are more than {_KEYS_OF_A_TILE} and no multiple of it",
-    "docs/proof.md; tests/cdna/test_defects.py",
+    "docs/proof.md; tests/cdna/test_v0_1_15.py",
 )  # fmt: skip
 """v0.1.15 to v0.1.20: the tile's offset is added to the buffer's base and its size left as it is,
 so that no store is out of range."""

@@ -2,6 +2,9 @@
 #include "mha_bwd.h"
 #include "write_args.h"
 
+// The switch of the calling thread.
+extern "C" int capture_can_throw() { return aiter_detail::g_aiter_can_throw; }
+
 float aiter::mha_bwd(mha_bwd_args args, const ck_tile::stream_config& config) {
   if (args.v3_api_check) return args.use_asm_v3 ? 1 : -1;
   record::Write("can_throw", aiter_detail::g_aiter_can_throw);
