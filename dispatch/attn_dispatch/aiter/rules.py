@@ -69,7 +69,7 @@ _COUNTED: dict[str, Callable[[AiterCall], str | int]] = {
 }
 
 
-_ROWS_OF_A_BACKWARD_TILE = 16  # of ASM's kernels for windows
+_QUERIES_OF_A_TILE, _KEYS_OF_A_TILE, _FIRST_TILES = 16, 192, 4  # of ASM's backward for windows
 _BOTH, _GFX942, _GFX950 = ARCHS, ("gfx942",), ("gfx950",)
 
 
@@ -92,13 +92,19 @@ def _top_left_of_unequal(call: AiterCall) -> bool:
 
 
 def _reads_beyond_lse(call: AiterCall) -> bool:
-    """Whether the last tile of queries ends beyond the last one, in any head but the first.
+    """Whether a window's kernel reads lse beyond the last query, in any head but the first.
 
-    These kernels move the base of lse and delta by heads and batch rows, not their sizes.
+    These kernels move the base of lse and delta by heads and batch rows, not their sizes. For each
+    tile of keys they first read four tiles of queries, from the row before the first that its keys
+    are seen by.
     """
-    is_first_alone = call.batch * call.num_heads == 1
-    is_ragged = call.seq_len_q % _ROWS_OF_A_BACKWARD_TILE != 0
-    return _is_window(call) and not is_first_alone and is_ragged
+    if not _is_window(call) or call.batch * call.num_heads == 1:
+        return False
+    offset = call.seq_len_kv - call.seq_len_q if call.mask == "bottom_right" else 0
+    last_keys = (call.seq_len_kv - 1) // _KEYS_OF_A_TILE * _KEYS_OF_A_TILE
+    first = max(0, last_keys - offset - call.window_right - 1 if call.window_right >= 0 else 0)
+    first_tiles_end = (first // _QUERIES_OF_A_TILE + _FIRST_TILES) * _QUERIES_OF_A_TILE
+    return call.seq_len_q % _QUERIES_OF_A_TILE != 0 or first_tiles_end > call.seq_len_q
 
 
 def _fewer_rows(call: AiterCall) -> str:
@@ -211,9 +217,8 @@ ASM_RULES = (
         f"backward with a {_WINDOW}: gives NaN now and then on gfx950",
         "github.com/ROCm/aiter/pull/816"),
     KernelRule("aiter/asm_backward_window_rows", "backward", _GFX942, _reads_beyond_lse,
-        f"backward with a {_WINDOW} and {{seq_len_q}} queries, no multiple of "
-        f"{_ROWS_OF_A_BACKWARD_TILE}: ASM reads lse beyond the last row, and gives NaN if NaN is "
-        "there",
+        f"backward with a {_WINDOW}, {{seq_len_q}} queries and {{seq_len_kv}} keys: ASM reads lse "
+        "beyond the last row, and gives NaN if NaN is there",
         "tests/cdna/test_attention.py"),
     KernelRule("aiter/asm_backward_few_queries", "backward", _BOTH,
         lambda c: not c.is_group and c.seq_len_q <= 16,
