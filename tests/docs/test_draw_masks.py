@@ -75,7 +75,7 @@ def test_each_picture_is_shown_on_its_page():
 
 
 def _description(path: Path) -> str:
-    """The description in a picture's metadata."""
-    found = ElementTree.parse(path).find(".//{http://purl.org/dc/elements/1.1/}description")
+    """A picture's description."""
+    found = ElementTree.parse(path).find("{http://www.w3.org/2000/svg}desc")
     assert found is not None and found.text is not None
     return found.text

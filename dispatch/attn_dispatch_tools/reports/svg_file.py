@@ -14,6 +14,10 @@ _BROKEN = re.compile(r"\s*\n\s*")
 _INDENTED = re.compile(r"\n +<")
 _TAG = re.compile(r"<[^>]+>")
 _ID = re.compile(r' id="([^"]+)"')
+_REFERENCE = re.compile(r'(?<= id=")[^"]+|(?<=#)[\w-]+(?=[")])')
+_DOCTYPE = re.compile(r"<!DOCTYPE[^>]*>\n")
+_METADATA = re.compile(r"<metadata>.*?</metadata>\n", re.S)
+_DESCRIPTION = re.compile(r"<dc:description>(.*?)</dc:description>", re.S)
 _STYLE = re.compile(r'style="([^"]{12,})"')
 _GROUP = re.compile(r"<g>\n((?:(?!</?g\b)[^\0])*?)</g>\n")
 _RULES = "</style>"
@@ -26,20 +30,29 @@ def shorten(path: Path) -> None:
     """Shorten an SVG file.
 
     Numbers in tags are rounded to a hundredth of a point. Indentation, ids that nothing refers to,
-    and groups that then say nothing go, and rotations by 0. Styles that several elements have
-    become classes, and lines along an axis have one number.
+    and groups that then say nothing go, and rotations by 0. Other ids become short. Styles that
+    several elements have become classes, and lines along an axis have one number. Of matplotlib's
+    metadata the description is left.
     """
     text = _INDENTED.sub("\n<", path.read_text(encoding="utf-8"))
     text = _TAG.sub(lambda tag: _LONG.sub(_rounded, _BROKEN.sub(" ", tag[0])), text)
     text = _ID.sub(lambda found: found[0] if f"#{found[1]}" in text else "", text)
     while (shorter := _GROUP.sub(r"\1", text)) != text:
         text = shorter
+    names = {name: f"i{number}" for number, name in enumerate(_ID.findall(text))}
+    text = _REFERENCE.sub(lambda found: names.get(found[0], found[0]), text)
+    text = _METADATA.sub(_description, _DOCTYPE.sub("", text))
     text = _DATA.sub(_along_axes, _NO_TURN.sub("", text))
     path.write_text(_with_classes(text), encoding="utf-8")
 
 
 def _rounded(number: re.Match[str]) -> str:
     return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def _description(metadata: re.Match[str]) -> str:
+    found = _DESCRIPTION.search(metadata[0])
+    return f"<desc>{found[1]}</desc>\n" if found else ""
 
 
 def _along_axes(data: re.Match[str]) -> str:
