@@ -73,6 +73,16 @@ KERNEL place(__global float* restrict out, __global int* restrict a) {
   out[t] = out[t + row] / out[t + 64];
 }
 
+KERNEL stored_then_overwritten(__global float4* restrict out, __global half4x* restrict a) {
+  const uint t = THREAD;
+  __amdgpu_buffer_rsrc_t all = __builtin_amdgcn_make_buffer_rsrc(out, 0, 4096, 0x27000);
+  const half4x x = a[t], y = a[t + 64];
+  float4 sum = ((__global float4*)a)[t + 512];
+  __builtin_amdgcn_raw_buffer_store_b128(as_uint4(sum), all, 16 * t, 0, 0);
+  sum = MULTIPLY_16(x, y, sum, 0, 0, 0);
+  __builtin_amdgcn_raw_buffer_store_b128(as_uint4(sum), all, 16 * t, 2048, 0);
+}
+
 #ifdef GFX950
 KERNEL swapped_rows(__global uint* restrict out, __global uint* restrict a) {
   const uint t = THREAD;

@@ -7,6 +7,7 @@ knows: there are none for float64's matrix instructions, v_readlane or v_writela
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ _TRANSCENDENTAL = ("v_exp_", "v_log_", "v_rcp_")
 _TWO_RESULTS = ("v_permlane", "v_div_scale", "v_mad_u64")
 _NO_RESULT = ("buffer_store", "buffer_atomic", "global_store", "global_atomic", "ds_write", "s_cmp")
 _READS_RESULT = ("v_fmac", "v_permlane")
+_SHAPE = re.compile(r"v_mfma_f32_(16|32)x\1x(?:8|16|32)_b?f16")
 _READ_AT_ISSUE = 2
 """How many registers of its data a store reads when it is issued."""
 
@@ -56,7 +58,10 @@ class Step:
     @property
     def passes(self) -> int:
         """The wait states for which a matrix instruction occupies its unit."""
-        return 8 if "_32x32x" in self.op else 4
+        found = _SHAPE.fullmatch(self.op)
+        if found is None:
+            raise NotImplementedError(f"wait states after {self.op}")
+        return 4 if found[1] == "16" else 8
 
     @property
     def until_written(self) -> int:
@@ -103,8 +108,9 @@ class Step:
     @cached_property
     def data_read_late(self) -> Registers:
         """The data of a wide store."""
-        is_wide = "_store_" in self.op and self._operands[0].width > _READ_AT_ISSUE
-        return _registers(VGPR, self._operands[:1]) if is_wide else _NONE
+        data = self._operands[1 if self.op.startswith("global") else 0]
+        is_wide = "_store_" in self.op and data.width > _READ_AT_ISSUE
+        return _registers(VGPR, (data,)) if is_wide else _NONE
 
     @property
     def until_data_is_read(self) -> int:
@@ -133,7 +139,9 @@ class Rule:
 
     def most(self, before: Step) -> int:
         """No instruction after this one needs more."""
-        return self.states if isinstance(self.states, int) else before.until_written
+        if isinstance(self.states, int):
+            return self.states
+        return before.until_written if before.is_matrix else before.until_data_is_read
 
     def wanted(self, before: Step, after: Step) -> int:
         return self.states if isinstance(self.states, int) else self.states(before, after)
@@ -199,7 +207,7 @@ RULES = (
     Rule("sum, overwritten", _use(lambda x: x.is_matrix, lambda x: x.sum),
          _use(_is_not_matrix, lambda x: x.vectors_written), lambda x, _: x.passes - 1),
     Rule("stored, overwritten", lambda x: x.data_read_late,
-         _use(lambda x: x.is_vector, lambda x: x.vectors_written),
+         _use(lambda x: x.is_vector or x.is_matrix, lambda x: x.vectors_written),
          lambda x, _: x.until_data_is_read),
     Rule("m0, load to LDS", _use(_starts("s_"), lambda x: x.scalars_written & _M0),
          _use(lambda x: bool(x.instruction.flags & TO_LDS), lambda x: _M0), 1),
