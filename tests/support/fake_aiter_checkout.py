@@ -24,6 +24,7 @@ SOURCES = {
     "csrc/cpp_itfs/mha_fwd.cu": "a.hdim_q == 256 && a.hdim_v == 256",
     "csrc/cpp_itfs/mha_bwd.cu": "struct KernelArgBufferWriter",
     "csrc/include/mha_bwd.h": "std::function<void*(size_t, bool)> workspace_alloc{};",
+    "csrc/include/aiter_hip_common.h": "int cluster_x = 1;",
 }
 SOURCES_V0_1_17 = {"csrc/cpp_itfs/mha_fwd.cu": "a.hdim_q == 192"}
 """What is not the same in v0.1.17."""
