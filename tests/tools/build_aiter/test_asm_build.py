@@ -13,7 +13,7 @@ import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import DEV18, Release
-from attn_dispatch.devices.aiter_versions import version_of
+from attn_dispatch.devices.aiter_versions import NEWEST, OLDEST
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.build_aiter import asm_tables, checkout, command, toolchain
 from attn_dispatch_tools.build_aiter.errors import BuildError
@@ -76,6 +76,7 @@ def test_sources_that_cannot_be_built_are_refused(
 MARKS = {
     "v0.1.15": ("csrc/include/mha_bwd.h", "void* dq_acc_ptr;"),
     "v0.1.16": ("csrc/cpp_itfs/mha_bwd.cu", "struct fmha_bwd_odo_args"),
+    "v0.1.17": ("csrc/include/aiter_hip_common.h", "int gdx;"),
     "v0.1.19": ("csrc/cpp_itfs/mha_fwd.cu", "a.hdim_q == 192"),
 }
 
@@ -99,14 +100,24 @@ def test_sources_after_the_last_tag_may_be_newer_than_it(tmp_path: Path):
     assert checkout.find(make_wheel(tmp_path, "0.1.18")).version == (0, 1, 18)
 
 
-def test_kernels_that_are_older_than_their_version_are_refused(aiter: Path):
-    kernel = aiter / "hsa/gfx950/fmha_v3_fwd/fwd_hd192_hd128_bf16_causal.co"
-    kernel.parent.mkdir(parents=True)
-    kernel.write_bytes(b"newer")
-    assert checkout.find(aiter, "0.1.19").version == (0, 1, 19)
-    (mark,) = (x for x in checkout.MARKS if x.older)
-    old = dataclasses.replace(mark, older=(hashlib.sha256(b"newer").hexdigest()[:12],))
-    assert not old.is_in(aiter)
+KERNELS = {x.since: x for x in checkout.MARKS if x.older}
+
+
+@pytest.mark.parametrize("since", KERNELS)
+def test_kernels_that_are_not_of_their_version_are_refused(aiter: Path, monkeypatch, since):
+    mark, before = KERNELS[since], f"0.1.{since[2] - 1}"
+    write(aiter, {"csrc/cpp_itfs/mha_fwd.cu": "" if since < (0, 1, 19) else "a.hdim_q == 256"})
+    write(aiter, {str(mark.path): b"a kernel"})
+    newer = rf"called AITER {before}, but {mark.path} there is that of v0\.1\.{since[2]} or newer"
+    with pytest.raises(BuildError, match=newer):
+        checkout.find(aiter, before)
+    for between in (f"0.1.{since[2]}rc1", f"v{before}-3-g12ab"):
+        assert checkout.find(aiter, between).version == (*since[:2], since[2] - 1)
+    old = dataclasses.replace(mark, older=(hashlib.sha256(b"a kernel").hexdigest()[:12],))
+    monkeypatch.setattr(checkout, "MARKS", (old,))
+    assert checkout.find(aiter, before)
+    with pytest.raises(BuildError, match=rf"{mark.path} there is older than that of v0\.1\."):
+        checkout.find(aiter, f"0.1.{since[2]}")
 
 
 def test_a_checkout_without_a_file_is_refused_by_its_name(aiter: Path):
@@ -117,19 +128,14 @@ def test_a_checkout_without_a_file_is_refused_by_its_name(aiter: Path):
 
 @needs_real
 def test_each_version_of_the_real_sources_is_known(tmp_path: Path):
-    """The folder's name is its version; each of the others that differs is refused."""
+    """The folder's name is its version; each of the others is refused."""
     assert REAL is not None
-    text = REAL.name.removeprefix("v")
-    found = checkout.find(REAL, text)
-    for other in ("0.1.15", "0.1.17", "0.1.18", "0.1.20"):
-        marks = {x.since for x in checkout.MARKS}
-        given = version_of(other)
-        assert given is not None
-        if {x for x in marks if x <= given} == {x for x in marks if x <= found.version}:
-            checkout.find(REAL, other)
+    found = checkout.find(REAL, REAL.name)
+    for patch in range(OLDEST[2], NEWEST[2] + 1):
+        if patch == found.version[2]:
             continue
         with pytest.raises(BuildError, match="expected the version of these sources"):
-            checkout.find(REAL, other)
+            checkout.find(REAL, f"0.1.{patch}")
     for arch in aiter_folder.ARCHS:
         asm_tables.write(REAL / "hsa", arch, tmp_path / arch)
 
@@ -208,7 +214,11 @@ def test_what_an_older_version_lacks_is_printed(
     (aiter / "csrc/cpp_itfs/mha_fwd.cu").write_text("a.hdim_q == 256")
     _run(*words, "--aiter-version", "0.1.19")
     printed = capsys.readouterr().out
-    assert "needs" not in printed and "recommended" not in printed
+    assert "needs" not in printed and "recommended" not in printed and "tried" not in printed
+    _run(*words, "--aiter-version", "0.1.21")
+    assert "AITER v0.1.21 has not been tried; the newest that was is v0.1.20" in (
+        capsys.readouterr().out
+    )
 
 
 @needs_ninja
