@@ -93,9 +93,25 @@ def test_the_version_of_a_target_decides_what_runs():
 
 
 @pytest.mark.parametrize(
+    "version, is_tried",
+    [("0.1.7", True), ("0.1.20.post1", True), ("0.1.21", False),
+     ("0.2.0", False), ("1.0.0", False)],
+)  # fmt: skip
+def test_explain_says_that_a_version_was_not_tried(version: str, is_tried: bool):
+    array = jax.ShapeDtypeStruct((1, 512, 4, 128), jnp.bfloat16)
+    found = attn_dispatch.explain(array, array, array, target=f"mi300x:aiter{version}")
+    doubt = f"(AITER v{version} has not been tried; the newest that was is v0.1.20)"
+    assert found.chosen_forward == found.chosen_backward == "aiter"
+    text = " ".join(str(found).split())
+    assert text.count(doubt) == (0 if is_tried else 2) and ("tried" in text) != is_tried
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "h100:aiter0.1.20",
+        f"mi300x:aiter0.1.{'9' * 5000}",
+        "mi300x:aiter0.1.2\N{ARABIC-INDIC DIGIT ZERO}",
         "mi300x:aiter0.1.14",
         "mi300x:aiterx",
         "x:aiter0.1.20",

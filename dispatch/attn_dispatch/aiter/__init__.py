@@ -78,6 +78,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
         engine += f" (not asm: {'; '.join(x.with_remedy for x in kernel.why_not_asm)})"
     if kernel.doubts:
         engine += f" (in doubt: {'; '.join(x.with_remedy for x in kernel.doubts)})"
+    if kernel.release.doubt:
+        engine += f" ({kernel.release.doubt})"
     copies = padded_bytes(spec, call.head_dim, call.head_dim_v)
     return Plan(engine, workspace_bytes(call, kernel), copies)
 

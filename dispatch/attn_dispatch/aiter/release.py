@@ -26,6 +26,15 @@ class Release:
         """Whether lengths of packed sequences with gaps are given as prefix sums."""
         return self.generation != "dev18"
 
+    @property
+    def doubt(self) -> str:
+        """What to say of a release that is newer than any that was tried; empty for the others."""
+        newest = aiter_versions.NEWEST
+        if self.version <= newest:
+            return ""
+        mine = text_of(self.version)
+        return f"AITER {mine} has not been tried; the newest that was is {text_of(newest)}"
+
 
 DEV18 = Release("dev18", aiter_versions.DEV18)
 """The release that calls are planned for where AITER is not built."""

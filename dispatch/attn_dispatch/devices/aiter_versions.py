@@ -11,11 +11,14 @@ DEV18: Version = (0, 1, 7)
 _NAMES_OF_DEV18 = ("0.1.7", "0.1.7.post2.dev18")
 OLDEST: Version = (0, 1, 15)
 """The first of the later versions whose C++ interface is known."""
+NEWEST: Version = (0, 1, 20)
+"""The last version that was tried (docs/proof.md)."""
 
 _OF_TARGET = re.compile(r"\s*:\s*aiter[\s-]*v?", re.IGNORECASE)
 _VERSION = re.compile(
-    r"v?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((?:[.-]?(?:post|dev|rc)\d+)*)"
-    r"(?:\+[\w.]+|-\d+-g[0-9a-f]+)?\s*"
+    r"v?(0|[1-9]\d{,4})\.(0|[1-9]\d{,4})\.(0|[1-9]\d{,4})((?:[.-]?(?:post|dev|rc)\d+)*)"
+    r"(?:\+[\w.]+|-\d+-g[0-9a-f]+)?\s*",
+    re.ASCII,
 )
 """A tag or a wheel's version. To a tag, `git describe` adds the number of commits since and the
 last one."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import rules_v0_1_15
 from attn_dispatch.aiter.folder import AiterBuild
-from attn_dispatch.aiter.release import text_of
+from attn_dispatch.aiter.release import Release, text_of
 from attn_dispatch_tools.build_aiter import asm_tables, install, ninja, progress, toolchain, wheel
 from attn_dispatch_tools.build_aiter.checkout import RECOMMENDED, Checkout
 from attn_dispatch_tools.build_aiter.errors import BuildError
@@ -46,6 +46,8 @@ def build(checkout: Checkout, arch: str, folder: Path, jobs: int) -> AiterBuild:
         print(f"  {lack}")
     if checkout.version < RECOMMENDED:
         print(f"  AITER {text_of(RECOMMENDED)} or newer is recommended")
+    if doubt := Release(GENERATION, checkout.version).doubt:
+        print(f"  {doubt}")
     asm_tables.write(checkout.hsa, arch, work / "tables")
     library = _library(checkout, arch, work)
     ninja.write(work, tools, [library])

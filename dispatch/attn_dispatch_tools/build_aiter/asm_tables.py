@@ -6,11 +6,13 @@ then finds a kernel that it has loaded by its name alone; these hold those of on
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from attn_dispatch.aiter import code_objects
+from attn_dispatch_tools.build_aiter import asm_rows
+from attn_dispatch_tools.build_aiter.asm_rows import Row
 from attn_dispatch_tools.build_aiter.errors import BuildError
 
 MODULES = {
@@ -25,8 +27,7 @@ MODULES = {
 """The folders of AITER's attention kernels and the tables that its C++ reads from each. The header
 of a folder is asm_FOLDER_configs.hpp."""
 
-_NAMES = ("knl_name", "co_name")
-_TEXTS = (*_NAMES, "arch", "dtype")
+_TEXTS = (*asm_rows.NAMES, "arch", "dtype")
 _COLUMNS = {
     "fmha_v3_fwd": ("hdim_q", "hdim_v", "mask", "mode", "bf16_cvt", "ts_qo", "ts_kv"),
     "fmha_v3_bwd": (
@@ -38,9 +39,9 @@ _WITHOUT_ROWS = {("gfx942", "fmha_bwd_dq_shuffle")}
 """The tables without rows: no kernel of gfx942 shuffles."""
 _WITHOUT_TABLE = re.compile(r"bwd_hd128_.*_swa_.*\.co")
 """gfx950 has four kernels that no table of AITER names."""
-_COMMENT = re.compile(r"/\*.*?\*/|^[ \t]*(?://|#|;)[^\n]*\n|[ \t]+(?://|#|;)[^\n]*", re.S | re.M)
-
-Row = dict[str, str]
+_SUBFOLDERS = {("gfx942", "fmha_v3_fwd"): ("MI300", "MI308")}
+"""Where AITER's C++ looks for a kernel in a subfolder: that of the GPU (get_kernel_co_name)."""
+_SHOWN = 3
 
 
 def write(hsa: Path, arch: str, folder: Path) -> int:
@@ -50,28 +51,26 @@ def write(hsa: Path, arch: str, folder: Path) -> int:
     Raises:
       BuildError: a table or a kernel is missing, or a table is not in the form that is known here.
     """
+    tables = {module: _tables(hsa, arch, module) for module in MODULES}
+    _refuse_parts(hsa / arch, tables)
     folder.mkdir(parents=True, exist_ok=True)
-    count = 0
-    for module in MODULES:
-        tables = _tables(hsa, arch, module)
-        _refuse_parts(hsa / arch / module, tables)
-        text = header(module, arch, tables)
+    for module, of_module in tables.items():
+        text = header(module, arch, of_module)
         path = folder / f"asm_{module}_configs.hpp"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-        count += sum(map(len, tables.values()))
-    return count
+    return sum(len(rows) for x in tables.values() for rows in x.values())
 
 
 def files(hsa: Path, arch: str) -> set[str]:
     """The names of the kernels' files in the tables of an architecture."""
-    return {x for module in MODULES for x in _named(_tables(hsa, arch, module))}
+    tables = (_tables(hsa, arch, module) for module in MODULES)
+    return {row["co_name"] for x in tables for rows in x.values() for row in rows}
 
 
 def header(module: str, arch: str, tables: dict[str, list[Row]]) -> str:
     """The C++ header with the tables of a folder, by their names."""
-    columns = list(dict.fromkeys(x for rows in tables.values() for row in rows for x in row))
-    numbers = [x for x in columns if x not in _TEXTS]
+    numbers = _COLUMNS[module]
     fields = [f"  std::string {x};" for x in _TEXTS] + [f"  int {x};" for x in numbers]
     lines = [
         "// Made by attn-dispatch build-aiter.",
@@ -88,10 +87,10 @@ def header(module: str, arch: str, tables: dict[str, list[Row]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _entries(module: str, arch: str, numbers: list[str], rows: Iterable[Row]) -> Iterable[str]:
+def _entries(module: str, arch: str, numbers: Iterable[str], rows: Iterable[Row]) -> Iterable[str]:
     for row in rows:
         texts = (row["knl_name"], f"{module}/{row['co_name']}", arch, row["dtype"])
-        values = [*(f'"{x}"' for x in texts), *(str(int(row.get(x, "") or 0)) for x in numbers)]
+        values = [*(f'"{x}"' for x in texts), *(str(int(row[x])) for x in numbers)]
         yield f'  {{"{arch}{row["knl_name"]}", {{{", ".join(values)}}}}},'
 
 
@@ -105,53 +104,68 @@ def _tables(hsa: Path, arch: str, module: str) -> dict[str, list[Row]]:
         )
     if missing := [f"{x}.csv" for x in MODULES[module] if x not in there]:
         raise BuildError(f"{folder} lacks {', '.join(missing)}: expected a whole folder of AITER's")
-    tables = {name: list(_rows(path, _COLUMNS[module])) for name, path in there.items()}
+    if bad := [x.name for x in there.values() if not re.fullmatch(r"\w+", x.stem, re.ASCII)]:
+        raise BuildError(f"{folder}: expected a name in C++ as a table's, got {bad[0]!r}")
+    tables = {x: asm_rows.read(y, module, _COLUMNS[module]) for x, y in there.items()}
+    _refuse_repeats(folder, tables)
     for name in MODULES[module]:
         if not tables[name] and (arch, name) not in _WITHOUT_ROWS:
             raise BuildError(f"{there[name]} names no kernel: expected AITER's whole table")
     return tables
 
 
-def _named(tables: dict[str, list[Row]]) -> set[str]:
-    return {row["co_name"] for rows in tables.values() for row in rows}
+def _refuse_repeats(folder: Path, tables: dict[str, list[Row]]) -> None:
+    """AITER finds a kernel that it has loaded by its name alone, whatever table it is from."""
+    tables_of: dict[str, list[str]] = {}
+    for table, rows in tables.items():
+        for row in rows:
+            tables_of.setdefault(row["knl_name"], []).append(f"{table}.csv")
+    if twice := next((x for x, y in tables_of.items() if len(y) > 1), ""):
+        raise BuildError(
+            f"{folder}: expected each kernel in one table, got {twice} in "
+            f"{' and '.join(tables_of[twice])}"
+        )
 
 
-def _refuse_parts(folder: Path, tables: dict[str, list[Row]]) -> None:
+def _refuse_parts(folder: Path, tables: dict[str, dict[str, list[Row]]]) -> None:
     """Refuse a folder whose tables and kernels are not those of each other.
 
     AITER fails when a call needs a kernel whose file is missing. With a row missing it takes the
     call for one that no kernel runs.
     """
-    named = _named(tables)
-    there = {path.name for path in folder.rglob("*.co")}
-    if missing := sorted(named - there):
+    named = {x: y for module in tables for x, y in _paths(folder.name, module, tables[module])}
+    for module in tables:
+        _refuse_other_files(folder / module, {x for x in named if x.startswith(f"{module}/")})
+    if why := code_objects.problem(folder, folder.name, 0):
+        raise BuildError(why)
+    # As the symbol of its descriptor.
+    others = [x for x, y in named.items() if f"{y}.kd\0".encode() not in (folder / x).read_bytes()]
+    if others:
+        shown = "; ".join(f"{x} lacks {named[x]}" for x in others[:_SHOWN])
+        raise BuildError(
+            f"{len(others)} of the {len(named)} ASM kernels in {folder} are not those of its "
+            f"tables: {shown}"
+        )
+
+
+def _paths(arch: str, module: str, tables: dict[str, list[Row]]) -> Iterable[tuple[str, str]]:
+    """The files that AITER's C++ looks for, and the name of the kernel in each."""
+    for subfolder in _SUBFOLDERS.get((arch, module), (".",)):
+        for rows in tables.values():
+            for row in rows:
+                yield str(Path(module, subfolder, row["co_name"])), row["knl_name"]
+
+
+def _refuse_other_files(folder: Path, paths: set[str]) -> None:
+    named = {str(Path(x).relative_to(folder.name)) for x in paths}
+    there = {str(x.relative_to(folder)) for x in folder.rglob("*.co")}
+    if missing := sorted(x for x in named if x not in there or not (folder / x).is_file()):
         raise BuildError(
             f"{folder} lacks {len(missing)} of the {len(named)} ASM kernels in its tables: "
-            f"{', '.join(missing[:3])}"
+            f"{', '.join(missing[:_SHOWN])}"
         )
     if unnamed := sorted(x for x in there - named if not _WITHOUT_TABLE.fullmatch(x)):
         raise BuildError(
             f"{folder}: its tables lack {len(unnamed)} of the {len(there)} ASM kernels there: "
-            f"{', '.join(unnamed[:3])}"
+            f"{', '.join(unnamed[:_SHOWN])}"
         )
-
-
-def _rows(path: Path, numbers: tuple[str, ...]) -> Iterable[Row]:
-    try:
-        text = _COMMENT.sub("", path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise BuildError(f"{path} is no table of ASM kernels: it is no text") from error
-    table = csv.DictReader(text.splitlines())
-    needed = ("dtype", *_NAMES, *numbers)
-    if missing := [x for x in needed if x not in (table.fieldnames or ())]:
-        raise BuildError(
-            f"{path} is no table of ASM kernels that is known here: it lacks the columns "
-            f"{', '.join(missing)}"
-        )
-    for row in table:
-        if None in row or None in row.values():
-            raise BuildError(f"{path} is no table of ASM kernels that is known here: {row}")
-        bad = [x for x, y in row.items() if x not in _TEXTS and not y.isdecimal()]
-        if bad or any(re.search(r'["\\]', row[x]) for x in (*_NAMES, "dtype")):
-            raise BuildError(f"{path} has a row that is not known here: {row}")
-        yield row

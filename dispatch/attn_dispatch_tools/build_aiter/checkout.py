@@ -18,7 +18,10 @@ RECOMMENDED: Version = (0, 1, 19)
 _MAIN = Path("csrc", "cpp_itfs", "mha_bwd.cu")
 _FORWARD = Path("csrc", "cpp_itfs", "mha_fwd.cu")
 _HEADER = Path("csrc", "include", "mha_bwd.h")
-_KERNEL = Path("hsa", "gfx950", "fmha_v3_fwd", "fwd_hd192_hd128_bf16_causal.co")
+_HIP = Path("csrc", "include", "aiter_hip_common.h")
+_KERNELS = Path("hsa", "gfx950", "fmha_v3_fwd")
+_RELEASE = re.compile(r"v?[\d.]+(?:[.-]?post\d+)?")
+"""The version of a release, and of no commit before or after it."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,16 @@ class Mark:
 MARKS = (
     Mark(OLDEST, _HEADER, r"\bworkspace_alloc\b"),
     Mark((0, 1, 16), _MAIN, r"\bKernelArgBufferWriter\b"),
-    Mark((0, 1, 18), _KERNEL, older=("56c5bd819b77", "6014f564d120")),
+    Mark((0, 1, 17), _HIP, r"\bcluster_x\b"),
+    Mark(
+        (0, 1, 18),
+        _KERNELS / "fwd_hd192_hd128_bf16_causal.co",
+        older=("56c5bd819b77", "6014f564d120"),
+    ),
     Mark((0, 1, 19), _FORWARD, r"\bhdim_q == 256\b"),
+    Mark((0, 1, 20), _KERNELS / "fwd_hd256_fp8.co", older=("101f09b39402",)),
 )
-"""v0.1.17 differs from v0.1.16, and v0.1.20 from v0.1.19, in nothing that is built here."""
+"""v0.1.17 and v0.1.20 brought nothing that a call uses."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +101,15 @@ def find(folder: Path, version: str | None = None) -> Checkout:
             f"{root} is AITER {text}, and this needs {text_of(OLDEST)} or newer, better "
             f"{text_of(RECOMMENDED)}; without --aiter, build-aiter builds the release from PyPI"
         )
-    _check_marks(root, text, number, is_given=version is not None)
+    _check_marks(root, text, number, is_exact=bool(version and _RELEASE.fullmatch(text)))
     return Checkout(text, number, root.resolve())
 
 
-def _check_marks(root: Path, text: str, number: Version, *, is_given: bool) -> None:
+def _check_marks(root: Path, text: str, number: Version, *, is_exact: bool) -> None:
     """Refuse sources that are not of their version.
 
     A checkout between two releases has the version of the older one, and may have what the newer
-    one brought. A version that is given must be that of the sources.
+    one brought. A release that is given must be that of the sources.
     """
     for mark in MARKS:
         since = text_of(mark.since)
@@ -114,7 +123,7 @@ def _check_marks(root: Path, text: str, number: Version, *, is_given: bool) -> N
                 f"{root} is called AITER {text}, but {mark.path} there is older than that of "
                 f"{since}: expected the version of these sources"
             )
-        if is_given and number < mark.since and is_newer:
+        if is_exact and number < mark.since and is_newer:
             raise BuildError(
                 f"{root} is called AITER {text}, but {mark.path} there is that of {since} or "
                 "newer: expected the version of these sources"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import hashlib
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import DEV18, Release
-from attn_dispatch.devices.aiter_versions import version_of
+from attn_dispatch.devices.aiter_versions import NEWEST, OLDEST
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.build_aiter import asm_tables, checkout, command, toolchain
 from attn_dispatch_tools.build_aiter.errors import BuildError
@@ -23,16 +21,14 @@ from tests.support import fake_aiter
 from tests.support.aiter_v0_1_15 import build
 from tests.support.fake_aiter import needs_ninja
 from tests.support.fake_aiter_checkout import (
-    FILES,
-    FILES_V0_1_17,
-    NO_ROWS,
+    SOURCES_V0_1_17,
     make_checkout,
     make_wheel,
+    write,
 )
 
 REAL = build.sources()
 needs_real = pytest.mark.skipif(REAL is None, reason="needs ATTN_DISPATCH_AITER_DIR")
-_TABLES = "hsa/gfx942/fmha_v3_"
 
 
 @pytest.fixture
@@ -80,6 +76,7 @@ def test_sources_that_cannot_be_built_are_refused(
 MARKS = {
     "v0.1.15": ("csrc/include/mha_bwd.h", "void* dq_acc_ptr;"),
     "v0.1.16": ("csrc/cpp_itfs/mha_bwd.cu", "struct fmha_bwd_odo_args"),
+    "v0.1.17": ("csrc/include/aiter_hip_common.h", "int gdx;"),
     "v0.1.19": ("csrc/cpp_itfs/mha_fwd.cu", "a.hdim_q == 192"),
 }
 
@@ -103,14 +100,24 @@ def test_sources_after_the_last_tag_may_be_newer_than_it(tmp_path: Path):
     assert checkout.find(make_wheel(tmp_path, "0.1.18")).version == (0, 1, 18)
 
 
-def test_kernels_that_are_older_than_their_version_are_refused(aiter: Path):
-    kernel = aiter / "hsa/gfx950/fmha_v3_fwd/fwd_hd192_hd128_bf16_causal.co"
-    kernel.parent.mkdir(parents=True)
-    kernel.write_bytes(b"newer")
-    assert checkout.find(aiter, "0.1.19").version == (0, 1, 19)
-    (mark,) = (x for x in checkout.MARKS if x.older)
-    old = dataclasses.replace(mark, older=(hashlib.sha256(b"newer").hexdigest()[:12],))
-    assert not old.is_in(aiter)
+KERNELS = {x.since: x for x in checkout.MARKS if x.older}
+
+
+@pytest.mark.parametrize("since", KERNELS)
+def test_kernels_that_are_not_of_their_version_are_refused(aiter: Path, monkeypatch, since):
+    mark, before = KERNELS[since], f"0.1.{since[2] - 1}"
+    write(aiter, {"csrc/cpp_itfs/mha_fwd.cu": "" if since < (0, 1, 19) else "a.hdim_q == 256"})
+    write(aiter, {str(mark.path): b"a kernel"})
+    newer = rf"called AITER {before}, but {mark.path} there is that of v0\.1\.{since[2]} or newer"
+    with pytest.raises(BuildError, match=newer):
+        checkout.find(aiter, before)
+    for between in (f"0.1.{since[2]}rc1", f"v{before}-3-g12ab"):
+        assert checkout.find(aiter, between).version == (*since[:2], since[2] - 1)
+    old = dataclasses.replace(mark, older=(hashlib.sha256(b"a kernel").hexdigest()[:12],))
+    monkeypatch.setattr(checkout, "MARKS", (old,))
+    assert checkout.find(aiter, before)
+    with pytest.raises(BuildError, match=rf"{mark.path} there is older than that of v0\.1\."):
+        checkout.find(aiter, f"0.1.{since[2]}")
 
 
 def test_a_checkout_without_a_file_is_refused_by_its_name(aiter: Path):
@@ -121,19 +128,14 @@ def test_a_checkout_without_a_file_is_refused_by_its_name(aiter: Path):
 
 @needs_real
 def test_each_version_of_the_real_sources_is_known(tmp_path: Path):
-    """The folder's name is its version; each of the others that differs is refused."""
+    """The folder's name is its version; each of the others is refused."""
     assert REAL is not None
-    text = REAL.name.removeprefix("v")
-    found = checkout.find(REAL, text)
-    for other in ("0.1.15", "0.1.17", "0.1.18", "0.1.20"):
-        marks = {x.since for x in checkout.MARKS}
-        given = version_of(other)
-        assert given is not None
-        if {x for x in marks if x <= given} == {x for x in marks if x <= found.version}:
-            checkout.find(REAL, other)
+    found = checkout.find(REAL, REAL.name)
+    for patch in range(OLDEST[2], NEWEST[2] + 1):
+        if patch == found.version[2]:
             continue
         with pytest.raises(BuildError, match="expected the version of these sources"):
-            checkout.find(REAL, other)
+            checkout.find(REAL, f"0.1.{patch}")
     for arch in aiter_folder.ARCHS:
         asm_tables.write(REAL / "hsa", arch, tmp_path / arch)
 
@@ -141,80 +143,6 @@ def test_each_version_of_the_real_sources_is_known(tmp_path: Path):
 def test_version_without_a_folder_is_refused():
     with pytest.raises(SystemExit, match="--aiter-version: expected --aiter FOLDER as well"):
         cli.main(["build-aiter", "--arch", "gfx942", "--aiter-version", "0.1.19"])
-
-
-# The tables of kernels.
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_tables_hold_the_rows_of_one_architecture(aiter: Path, tmp_path: Path):
-    assert asm_tables.write(aiter / "hsa", "gfx942", tmp_path) == 5
-    source = tmp_path / "table.cc"
-    source.write_text(
-        '#include "asm_fmha_v3_fwd_configs.hpp"\n'
-        'extern "C" const char* file(const char* name) {\n'
-        "  const auto found = cfg_fmha_fwd.find(name);\n"
-        "  if (found == cfg_fmha_fwd.end()) return nullptr;\n"
-        "  const auto& row = found->second;\n"
-        '  const bool is_two = row.mask == 2 && row.mode == 1 && row.dtype == "bf16" &&\n'
-        '                      row.arch == "gfx942" && row.ts_qo == 256;\n'
-        '  return is_two ? row.co_name.c_str() : "another";\n'
-        "}\n"
-    )
-    library = tmp_path / "table.so"
-    flags = ("-std=c++20", "-shared", "-fPIC")
-    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
-    file = ctypes.CDLL(str(library)).file
-    file.restype = ctypes.c_char_p
-    assert file(b"gfx942_ZN5aiter3twoE") == b"fmha_v3_fwd/two.co"
-    assert file(b"gfx942_ZN5aiter3oneE") == b"another"
-    assert file(b"gfx950_ZN5aiter3twoE") is None
-    text = (tmp_path / "asm_fmha_v3_bwd_configs.hpp").read_text()
-    # A table without rows is there.
-    assert re.search(r"cfg_fmha_bwd_dq_shuffle = \{\s*\};", text)
-    assert '"fp16", 64, 64, 0, 0, 0, 0, 0, 0, 0, 128}' in text
-
-
-@pytest.mark.parametrize(
-    "row", ["bf16,128,128", 'bf16,1,1,0,0,0,1,1,a"b,one.co', "bf16,x,1,0,0,0,1,1,a,b.co"]
-)
-def test_a_table_that_is_not_known_is_refused(aiter: Path, tmp_path: Path, row: str):
-    path = aiter / "hsa/gfx942/fmha_v3_fwd/fmha_fwd.csv"
-    path.write_text(path.read_text() + row + "\n")
-    with pytest.raises(BuildError, match=r"not known here|no table of ASM kernels"):
-        asm_tables.write(aiter / "hsa", "gfx942", tmp_path)
-
-
-PARTS = {
-    "no forward table": (("fwd/fmha_fwd.csv",), None, r"fmha_v3_fwd has no table"),
-    "one backward table": (
-        tuple(f"bwd/fmha_bwd_{x}.csv" for x in ("odo", "dq_convert", "dq_shuffle")), None,
-        r"bwd lacks fmha_bwd_dq_convert\.csv, fmha_bwd_dq_shuffle\.csv, fmha_bwd_odo\.csv: exp",
-    ),
-    "garbage": (("bwd/fmha_bwd_odo.csv",), "garbage\n\x00", r"odo\.csv is no table .* the columns"),
-    "empty": (("bwd/fmha_bwd_odo.csv",), "", r"fmha_bwd_odo\.csv is no table .* the columns dtype"),
-    "no rows": (("bwd/fmha_bwd_odo.csv",), NO_ROWS, r"fmha_bwd_odo\.csv names no kernel"),
-    "no number": (("bwd/fmha_bwd_odo.csv",), NO_ROWS + "fp16" + 11 * "," + "a,odo.co", "not known"),
-    "fewer rows": (("fwd/fmha_fwd.csv",), FILES[f"{_TABLES}fwd/fmha_fwd.csv"].split("//")[0],
-                   r"its tables lack 1 of the 2 ASM kernels there: two\.co"),
-    "a kernel": (("bwd/odo.co",), None, r"lacks 1 of the 3 ASM kernels in its tables: odo\.co"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("names, text, message", PARTS.values(), ids=PARTS)
-def test_a_folder_with_a_part_of_the_tables_is_refused(
-    aiter: Path, tmp_path: Path, names: tuple[str, ...], text: str | None, message: str
-):
-    for name in names:
-        path = aiter / (_TABLES + name)
-        path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(BuildError, match=message):
-        asm_tables.write(aiter / "hsa", "gfx942", tmp_path)
-
-
-def test_an_architecture_without_tables_is_refused(aiter: Path, tmp_path: Path):
-    with pytest.raises(BuildError, match="gfx950/fmha_v3_fwd has no table"):
-        asm_tables.write(aiter / "hsa", "gfx950", tmp_path)
 
 
 # The command.
@@ -241,7 +169,7 @@ def test_the_command_builds_one_library(
     aiter: Path, compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     out = tmp_path / "out"
-    make_checkout(aiter, FILES_V0_1_17)
+    write(aiter, SOURCES_V0_1_17)
     words = ("--arch", "gfx942", "--aiter", str(aiter), "--aiter-version", "0.1.17")
     _run(*words, "--out", str(out))
     folder = out / "gfx942"
@@ -249,7 +177,7 @@ def test_the_command_builds_one_library(
     record = aiter_folder.read(folder)
     assert record is not None and not record.compile_check_only
     assert (record.generation, record.wheel_version, record.asm_kernels) == (
-        "v0.1.15", "0.1.17", 6
+        "v0.1.15", "0.1.17", 7
     )  # fmt: skip
     objects = compiler.read_text().split()
     assert {"mha_fwd.o", "mha_bwd.o", "aiter_adapter.o", "aiter_v0_1_15_device.o"} < set(objects)
@@ -263,15 +191,22 @@ def test_the_command_builds_one_library(
     assert aiter_folder.version() == "0.1.17"
 
 
+def test_without_one_kernel_nothing_is_compiled(aiter: Path, compiler: Path, tmp_path: Path):
+    shutil.rmtree(aiter / "hsa/gfx942/fmha_v3_fwd/MI300")
+    out = tmp_path / "out"
+    words = ("--arch", "gfx942", "--aiter", str(aiter), "--aiter-version", "0.1.20")
+    with pytest.raises(SystemExit, match=r"^error: .*fwd lacks 2 of the 4 .*: MI300/one\.co, MI"):
+        _run(*words, "--out", str(out))
+    assert not compiler.read_text() and not (out / "gfx942" / "build.json").exists()
+
+
 @needs_ninja
 def test_what_an_older_version_lacks_is_printed(
     aiter: Path, compiler: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    (aiter / "hsa/gfx942").rename(aiter / "hsa/gfx950")
-    tables = aiter / "hsa/gfx950/fmha_v3_bwd"
-    shutil.copy(tables / "fmha_bwd_odo.csv", tables / "fmha_bwd_dq_shuffle.csv")  # needs a row
+    make_checkout(aiter, "gfx950")
     words = ("--arch", "gfx950", "--aiter", str(aiter), "--out", str(tmp_path / "out"))
-    make_checkout(aiter, FILES_V0_1_17)
+    write(aiter, SOURCES_V0_1_17)
     _run(*words, "--aiter-version", "0.1.17")
     printed = capsys.readouterr().out
     assert "forward with head dims (192, 128) needs AITER v0.1.18 or newer" in printed
@@ -279,7 +214,11 @@ def test_what_an_older_version_lacks_is_printed(
     (aiter / "csrc/cpp_itfs/mha_fwd.cu").write_text("a.hdim_q == 256")
     _run(*words, "--aiter-version", "0.1.19")
     printed = capsys.readouterr().out
-    assert "needs" not in printed and "recommended" not in printed
+    assert "needs" not in printed and "recommended" not in printed and "tried" not in printed
+    _run(*words, "--aiter-version", "0.1.21")
+    assert "AITER v0.1.21 has not been tried; the newest that was is v0.1.20" in (
+        capsys.readouterr().out
+    )
 
 
 @needs_ninja
