@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attn_dispatch.aiter.call import AiterCall
-from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons
+from attn_dispatch.aiter.kernels import NO_CK, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import DISPATCH
 from attn_dispatch.aiter.rules_v0_1_15 import RULES, rules_of
@@ -68,6 +68,9 @@ NEWLY = {
         {"mask": "top_left", "window_left": 0, "window_right": 0, "backward": True}, ("gfx942",)
     ),
     "few queries": ({"seq_len_q": 3, "max_seq_len_q": 3}, ("gfx942", "gfx950")),
+    "gradients of few queries": (
+        {"seq_len_q": 2, "max_seq_len_q": 2, "backward": True}, ("gfx942", "gfx950")
+    ),
 }  # fmt: skip
 
 
@@ -85,7 +88,49 @@ def test_a_soft_cap_is_refused_in_both_directions(backward: bool):
     call = replace(grid.CALL, logits_soft_cap=30.0, backward=backward)
     for arch in ("gfx942", "gfx950"):
         (why,) = not_supported_reasons(call, arch, NEWEST)
-        assert str(why).startswith("ASM would ignore logits_soft_cap")
+        expected = (
+            "no kernel computes the gradient under logits_soft_cap"
+            if backward
+            else f"ASM would ignore logits_soft_cap ({NO_CK})"
+        )
+        assert str(why) == expected
+
+
+_FORWARD = "forward needs head dims (128, 128) or (192, 128), or narrower ones padded to these"
+_BACKWARD = {
+    "gfx942": "backward needs equal head dims from 64 to 192, or narrower ones padded to these",
+    "gfx950": "backward needs equal head dims from 72 to 128, or (192, 128) without packing, or "
+    "narrower ones padded to these",
+}
+
+
+@ARCHS
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_reasons_name_the_head_dims_that_run(head_dim: int, arch: str):
+    """And CK only for calls that it would run."""
+    for backward, text in ((False, _FORWARD), (True, _BACKWARD[arch])):
+        call = replace(grid.CALL, head_dim=head_dim, head_dim_v=head_dim, backward=backward)
+        (why,) = not_supported_reasons(call, arch, NEWEST)
+        note = f" ({NO_CK})" if head_dim == 256 else ""
+        assert str(why) == f"{text}, got ({head_dim}, {head_dim}){note}"
+
+
+@pytest.mark.parametrize(
+    "facts, is_refused",
+    [
+        ({}, True), ({"mask": "bottom_right", "window_right": 0}, True), ({"batch": 1}, False),
+        ({"seq_len_q": 2, "max_seq_len_q": 2}, False), ({"is_group": True}, False),
+        ({"head_dim": 192}, False), ({"backward": False}, False),
+    ],
+)  # fmt: skip
+def test_one_query_of_several_batch_rows_is_refused_on_gfx950(
+    facts: dict[str, Any], is_refused: bool
+):
+    call = replace(grid.CALL, backward=True, seq_len_q=1, max_seq_len_q=1, batch=3)
+    call = replace(call, **facts)
+    for arch in ("gfx942", "gfx950"):
+        rules = [x.rule for x in not_supported_reasons(call, arch, NEWEST)]
+        assert ("aiter/asm_backward_one_query" in rules) == (is_refused and arch == "gfx950")
 
 
 ONE_BLOCK = {"backward": True, "deterministic": True, "seq_len_kv": 256, "max_seq_len_kv": 256}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.kernels import not_supported_reasons
 from attn_dispatch.aiter.release import DEV18, Release
 from attn_dispatch.aiter.widths import widened
 from tests.support.aiter_dispatch import grid
@@ -30,6 +31,18 @@ WIDTHS = {
         (136, 128): (192, 128), (192, 128): (192, 128), (136, 136): (136, 136),
     },
 }  # fmt: skip
+
+
+WINDOWS = {(32, 32): (72, 72), (64, 64): (72, 72), (96, 64): (96, 96), (160, 64): (160, 64)}
+
+
+def test_windows_have_kernels_from_72_to_128():
+    call = replace(CALL, backward=True, mask="bottom_right", window_left=40, window_right=0)
+    for dims, expected in WINDOWS.items():
+        found = widened(replace(call, head_dim=dims[0], head_dim_v=dims[1]), "gfx942", NEWEST)
+        assert (found.head_dim, found.head_dim_v) == expected, dims
+        reasons = [x.rule for x in not_supported_reasons(found, "gfx942", NEWEST)]
+        assert ("aiter/asm_backward_window_head_dims" in reasons) == (dims[0] == 160), reasons
 
 
 @pytest.mark.parametrize(("arch", "direction"), WIDTHS, ids=" ".join)

@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from attn_dispatch.aiter import rules_v0_1_15
-from attn_dispatch.aiter.rules_v0_1_15 import BEYOND_KEYS
+from attn_dispatch.aiter.rules_v0_1_15 import BEYOND_KEYS, ONE_QUERY
 from attn_dispatch.devices.target import parse
 from attn_dispatch.warning import AttentionKernelWarning
 from attn_dispatch_tools.verify.case import Case
@@ -30,12 +30,21 @@ from tests.support.cdna.cases import (
     SCHEDULES,
     TIMED,
     TOP_LEFT,
+    KernelCase,
     case,
 )
 from tests.support.cdna.kernels import Gpu
 from tests.support.cdna.machine import AT_ONCE, Schedule
 from tests.support.cdna.repairs import RepairedMachine
 
+_BATCH: dict[str, Any] = {"b": 3, "n": 4, "k": 2, "s": 70}
+FEW_QUERIES = (
+    case("1 query", t=1),
+    case("2 queries from the top left", t=2, **_BATCH, **TOP_LEFT),
+    case("3 queries", t=3, **_BATCH, dtype="float16"),
+    case("8 queries from the bottom right", t=8, **_BATCH, **CAUSAL),
+    case("16 queries", t=16, s=600, k=2),
+)
 LATE = Schedule("late", registers=True)
 MISSING_BARRIERS = (
     case("causal blocks", t=600, s=600, **TOP_LEFT),
@@ -70,6 +79,40 @@ def test_kernels_agree_with_the_reference(call: Case, arch: str, gpu_of: GpuOf):
         assert len(gpu.ran) == 4 and "ck" not in gpu.ran
         assert max(errors.values()) <= 1, (gpu.schedule, errors)
         assert gpu.conflicts == [] or lacks_barriers, gpu.schedule
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("call", FEW_QUERIES, ids=str)
+def test_few_queries_agree_with_the_reference(call: Case, arch: str, gpu_of: GpuOf):
+    """AITER's Python gives the backward pass of up to 16 queries to CK, which is faster there."""
+    gpu = gpu_of(arch)
+    check = Check.of(call, parse(arch), gpu.emulator)
+    for gpu.schedule in SCHEDULES:
+        gpu.ran = []
+        assert max(check.errors().values()) <= KernelCase(arch, call, ()).allowed, gpu.schedule
+        assert "ck" not in gpu.ran and any("psskddv" in x for x in gpu.ran), gpu.ran
+
+
+@pytest.mark.parametrize("mask", [{}, TOP_LEFT], ids=["full", "top left"])
+def test_gfx950_reads_past_the_only_query_of_each_batch_row(mask: dict[str, Any], gpu_of: GpuOf):
+    """Without our rule, which leaves calls of one batch row and those for the kernel of (192, 128).
+
+    A query and a batch row are as many elements apart, which the kernel takes for the layout
+    [queries, batch, heads, head dim]; then NUM_RECORDS is less than nothing.
+    """
+    call, gpu = case("one query", t=1, **_BATCH, **mask), gpu_of("gfx950")
+    gpu.schedule = TIMED
+    for dims, is_asm in (((128, 128), False), ((192, 128), True)):
+        gpu.ran = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AttentionKernelWarning)
+            check = Check.of(replace(call, h=dims[0], v=dims[1]), parse("gfx950"), gpu.emulator)
+        assert max(check.errors().values()) <= 1
+        found = [x for x in gpu.ran if x.startswith("bwd_") and "odo" not in x]
+        assert all(x.startswith("bwd_hd192") for x in found) and bool(found) == is_asm
+    gpu = gpu_of("gfx950", ONE_QUERY.name)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"a32_psskddv.* is in no buffer"):
+        Check.of(call, parse("gfx950"), gpu.emulator).errors()
 
 
 @pytest.mark.parametrize("call", MISSING_BARRIERS, ids=str)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention, explain
 from attn_dispatch.core import preferences, select
-from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.implementation import NOTHING, Plan
 from attn_dispatch.devices.target import CPU, default_device, device_for, parse
 from attn_dispatch.text import in_units
 from tests.support.backend import needs_cudnn
@@ -77,6 +77,27 @@ def test_table_shows_every_reason():
     for reason in reasons:
         assert f"- {reason}" in unwrapped
     assert max(len(line) for line in str(explanation).splitlines()) <= 100
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx950:aiter0.1.20"])
+@pytest.mark.parametrize(
+    "queries, options",
+    [(0, {}), (128, {"is_causal": True, "causal_alignment": -200})],
+    ids=["no queries", "offset hides all"],
+)
+def test_no_kernel_is_named_where_the_results_are_constants(
+    queries: int, options: dict[str, Any], target: str
+):
+    q = jax.ShapeDtypeStruct((2, queries, 8, 128), jnp.bfloat16)
+    kv = jax.ShapeDtypeStruct((2, 128, 8, 128), jnp.bfloat16)
+    explanation = explain(q, kv, kv, **options, target=target)
+    for verdicts in (explanation.forward, explanation.backward):
+        found = next(x for x in verdicts if x.implementation == "aiter")
+        assert found.plan == NOTHING and found.scratch_bytes == 0
+        assert "constants, and no kernel" in str(found.rewrites)
+    assert re.search(
+        r"aiter   runs: nothing to compute, scratch memory 0 bytes\n", str(explanation)
+    )
 
 
 def doubled(score, b, n, t, s):

@@ -76,6 +76,11 @@ class AiterCall:
     def is_causal(self) -> bool:
         return (self.window_left, self.window_right) == (-1, 0)
 
+    @property
+    def is_window(self) -> bool:
+        """Whether the mask is more than a causal one."""
+        return self.mask != "none" and not self.is_causal
+
 
 def call_of(spec: AttentionSpec) -> AiterCall:
     """The call in AITER's terms."""

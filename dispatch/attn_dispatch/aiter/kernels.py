@@ -72,7 +72,8 @@ def not_supported_reasons(
     if release.has_ck:
         return _reasons(_rules_of(call), call, arch)
     rules = (_SPLIT_KV,) if call.is_split else rules_v0_1_15.rules_of(release)
-    return tuple(x.where(NO_CK) for x in _reasons(rules, call, arch))
+    reasons, of_ck = _reasons(rules, call, arch), _reasons(_rules_of(call), call, arch)
+    return reasons if of_ck else tuple(x.where(NO_CK) for x in reasons)
 
 
 def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
@@ -113,7 +114,7 @@ def kernel_of_first(call: AiterCall, arch: str, releases: Sequence[Release]) -> 
 
 
 NO_CK = "this AITER is built without CK"
-"""The note with reasons against ASM where it is all that is built."""
+"""The note with reasons against ASM where it is all that is built, and CK would run the call."""
 
 _SPLIT_KV = KernelRule(
     "aiter/asm_split_kv",

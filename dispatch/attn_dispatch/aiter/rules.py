@@ -77,11 +77,6 @@ def _head_dims(call: AiterCall) -> tuple[int, int]:
     return call.head_dim, call.head_dim_v
 
 
-def _is_window(call: AiterCall) -> bool:
-    """Whether the mask is more than a causal one."""
-    return call.mask != "none" and not call.is_causal
-
-
 def _equal_and_within(call: AiterCall, low: int, high: int) -> bool:
     return call.head_dim == call.head_dim_v and low <= call.head_dim <= high
 
@@ -98,7 +93,7 @@ def _reads_beyond_lse(call: AiterCall) -> bool:
     tile of keys they first read four tiles of queries, from the row before the first that its keys
     are seen by.
     """
-    if not _is_window(call) or call.batch * call.num_heads == 1:
+    if not call.is_window or call.batch * call.num_heads == 1:
         return False
     offset = call.seq_len_kv - call.seq_len_q if call.mask == "bottom_right" else 0
     last_keys = (call.seq_len_kv - 1) // _KEYS_OF_A_TILE * _KEYS_OF_A_TILE
@@ -162,12 +157,12 @@ ASM_RULES = (
         f"forward needs head dims (128, 128), got {_DIMS}", DISPATCH),
     KernelRule("aiter/asm_head_dims_gfx950", "forward", _GFX950,
         lambda c: _head_dims(c) not in ((128, 128), (192, 128)),
-        f"forward needs head dims (128, 128) or (192, 128), got {_DIMS}", DISPATCH),
+        f"forward needs head dims (128, 128), got {_DIMS}", DISPATCH),
     KernelRule("aiter/asm_192_barrier", "forward", _GFX950,
         lambda c: _head_dims(c) == (192, 128),
         f"forward with head dims {_DIMS}: ASM's kernel lacks a barrier", DEFECTS),
     KernelRule("aiter/asm_window", "forward", _BOTH,
-        _is_window, f"forward with a {_WINDOW}", DISPATCH),
+        lambda c: c.is_window, f"forward with a {_WINDOW}", DISPATCH),
     KernelRule("aiter/asm_top_left", "forward", _BOTH, _top_left_of_unequal,
         "forward with a top-left diagonal where lengths differ or sequences are packed", DISPATCH,
         _bottom_right),
@@ -185,7 +180,9 @@ ASM_RULES = (
         f"backward needs equal head dims from 64 to 192, got {_DIMS}", DISPATCH),
     KernelRule("aiter/asm_backward_head_dims_gfx950", "backward", _GFX950,
         lambda c: not _equal_and_within(c, 64, 192) and _head_dims(c) != (192, 128),
-        f"backward needs equal head dims from 64 to 192, or (192, 128), got {_DIMS}", DISPATCH),
+        "backward needs equal head dims from 72 to 128, or (192, 128) without packing, got "
+        f"{_DIMS}",
+        DISPATCH),
     KernelRule("aiter/asm_backward_narrow_gfx950", "backward", _GFX950,
         lambda c: _equal_and_within(c, 64, 192) and not 64 < c.head_dim <= 128,
         f"backward with head dims {_DIMS}: on gfx950 AITER takes ASM for equal ones only from 72 "
@@ -205,15 +202,16 @@ ASM_RULES = (
         lambda c: _head_dims(c) == (192, 128) and c.is_group,
         f"backward of packed sequences with head dims {_DIMS}", DISPATCH),
     KernelRule("aiter/asm_backward_packed_window", "backward", _BOTH,
-        lambda c: _is_window(c) and c.is_group,
+        lambda c: c.is_window and c.is_group,
         f"backward of packed sequences with a {_WINDOW}", DISPATCH),
     KernelRule("aiter/asm_backward_window_head_dims", "backward", _BOTH,
-        lambda c: _is_window(c) and not _equal_and_within(c, 65, 128),
+        lambda c: c.is_window and not _equal_and_within(c, 65, 128),
         f"backward with a {_WINDOW} needs equal head dims from 72 to 128, got {_DIMS}", DISPATCH),
     KernelRule("aiter/asm_backward_closed_window", "backward", _BOTH,
-        lambda c: _is_window(c) and c.window_left <= 0 and c.window_right <= 0,
+        lambda c: c.is_window and c.window_left <= 0 and c.window_right <= 0,
         f"backward with a {_WINDOW}", DISPATCH),
-    KernelRule("aiter/asm_backward_window_gfx950", "backward", _GFX950, _is_window,
+    KernelRule("aiter/asm_backward_window_gfx950", "backward", _GFX950,
+        lambda c: c.is_window,
         f"backward with a {_WINDOW}: gives NaN now and then on gfx950",
         "github.com/ROCm/aiter/pull/816"),
     KernelRule("aiter/asm_backward_window_rows", "backward", _GFX942, _reads_beyond_lse,

@@ -30,8 +30,9 @@ _NO_LONGER = {
     "aiter/asm_backward_closed_window",
     # One block of keys is, on gfx950: SEVERAL_BLOCKS.
     "aiter/asm_deterministic",
-    # CK is not there to be preferred. ASM's backward pass has not been tried with fewer than 17.
+    # CK is not there to be preferred.
     "aiter/asm_few_queries",
+    "aiter/asm_backward_few_queries",
     # CK is not there to run them instead: a warning (DOUBTS).
     "aiter/asm_192_barrier",
 }
@@ -42,14 +43,23 @@ _SOURCES = {
     "aiter/asm_backward_window_gfx950": DISPATCH,
 }
 _CHANGED = {
-    "aiter/asm_head_dims_gfx950": {"archs": ("gfx942", "gfx950")},
+    "aiter/asm_head_dims_gfx950": {
+        "archs": ("gfx942", "gfx950"),
+        "text": "forward needs head dims (128, 128) or (192, 128), got ({head_dim}, {head_dim_v})",
+    },
     "aiter/asm_backward_window_gfx950": {"text": "backward with a window"},
 }
 
 
+_PADDED = "or narrower ones padded to these"  # widths.py, where CK is not built
+
+
 def _changed(rule: KernelRule) -> KernelRule:
     source = _SOURCES.get(rule.name, rule.source)
-    return replace(rule, source=source, **_CHANGED.get(rule.name, {}))
+    changed = replace(rule, source=source, **_CHANGED.get(rule.name, {}))
+    of_head_dims = "needs" in changed.text and "head dims" in changed.text
+    text = changed.text.replace(", got ", f", {_PADDED}, got ") if of_head_dims else changed.text
+    return replace(changed, text=text)
 
 
 _KEYS_OF_A_TILE = 256  # of gfx950's causal backward kernels
@@ -76,6 +86,17 @@ BEYOND_KEYS = KernelRule(
 """v0.1.15 to v0.1.20: the tile's offset is added to the buffer's base and its size left as it is,
 so that no store is out of range."""
 
+ONE_QUERY = KernelRule(
+    "aiter/asm_backward_one_query", "backward", ("gfx950",),
+    lambda c: not c.is_group and c.seq_len_q == 1 < c.batch
+    and (c.head_dim == c.head_dim_v or c.mask == "bottom_right"),
+    "backward with 1 query and {batch} batch rows: the kernel takes the batch rows for queries, "
+    "and reads past the last one",
+    "tests/cdna/test_v0_1_15.py",
+)  # fmt: skip
+"""The kernel takes arrays for [queries, batch, …] if the stride of queries is no less than that of
+batch rows. Then NUM_RECORDS has the batch row's offset subtracted, and wraps."""
+
 _ADDS_ONCE = "aiter/ops/mha.py: is_950_1block"
 _LAST_BITS = "leave out deterministic_backward if gradients may differ in their last bits"
 
@@ -99,7 +120,7 @@ def _has_one_block(call: AiterCall) -> bool:
 
 SOFT_CAP_GRADIENT = KernelRule(
     "aiter/asm_soft_cap_gradient", "backward", ("gfx942", "gfx950"),
-    lambda c: c.logits_soft_cap > 0, "ASM would ignore logits_soft_cap",
+    lambda c: c.logits_soft_cap > 0, "no kernel computes the gradient under logits_soft_cap",
     "no field of mha_bwd_args has it",
 )  # fmt: skip
 """The rules of dev18 need no such row: those of CK refuse the gradient for ASM too."""
@@ -109,6 +130,7 @@ _FORWARD_192 = "forward with head dims (192, 128)"
 RULES = (
     *(_changed(rule) for rule in ASM_RULES if rule.name not in _NO_LONGER),
     BEYOND_KEYS,
+    ONE_QUERY,
     SOFT_CAP_GRADIENT,
     *DETERMINISTIC,
     OVER_INT32,

@@ -16,6 +16,7 @@ _FORWARD = ((128, 128), (192, 128))
 _LEAST = {"gfx942": 64, "gfx950": 72}
 """The least head dim of backward kernels. They run every multiple of 8 up to the most."""
 _MOST = {"gfx942": 192, "gfx950": 128}
+_OF_WINDOWS = 72, 128
 
 
 def call_for(spec: AttentionSpec, arch: str, release: Release) -> AiterCall:
@@ -38,6 +39,7 @@ def widened(call: AiterCall, arch: str, release: Release) -> AiterCall:
 
 def _backward(call: AiterCall, arch: str) -> tuple[tuple[int, int], ...]:
     """The head dims of kernels for the call, the narrowest first."""
-    equal = max(call.head_dim, call.head_dim_v, _LEAST[arch])
-    kernels = ((equal, equal),) if equal <= _MOST[arch] else ()
+    least, most = _OF_WINDOWS if call.is_window else (_LEAST[arch], _MOST[arch])
+    equal = max(call.head_dim, call.head_dim_v, least)
+    kernels = ((equal, equal),) if equal <= most else ()
     return (*kernels, (192, 128)) if arch == "gfx950" and not call.is_group else kernels

@@ -29,7 +29,7 @@ from attn_dispatch.core.rewrites.in_parts import in_parts_of
 from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Axis, is_affordable
 from attn_dispatch.core.unplanned import certain_reasons, is_unknown
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import ComputesTangents, Implementation
+from attn_dispatch.devices.implementation import NOTHING, ComputesTangents, Implementation, Plan
 from attn_dispatch.reason import Reason, Rule, broken, rules_of
 from attn_dispatch.text import in_units
 
@@ -248,7 +248,12 @@ _SCRATCH_LIMIT = Rule[_Scratch](
 def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) -> int:
     """The memory that a chain takes beside the operands and results of its last call."""
     own = sum(rewrite.own_bytes(outer) for rewrite, outer in chain.steps)
-    return own + implementation.plan(chain.spec, device).scratch_bytes
+    return own + plan_of(implementation, chain, device).scratch_bytes
+
+
+def plan_of(implementation: Implementation, chain: Chain, device: Device) -> Plan:
+    """The plan of what a chain runs in the end."""
+    return NOTHING if chain.is_constant else implementation.plan(chain.spec, device)
 
 
 def reasons_as_it_is(

@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
-from attn_dispatch.core.eligibility import reasons_and_chain, reasons_as_it_is, scratch_bytes
+from attn_dispatch.core.eligibility import (
+    plan_of,
+    reasons_and_chain,
+    reasons_as_it_is,
+    scratch_bytes,
+)
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.core.unplanned import is_unknown
 from attn_dispatch.devices.device import Device
@@ -63,7 +68,7 @@ def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
         if reasons:
             result.append(Verdict(implementation.NAME, reasons, None))
             continue
-        plan = implementation.plan(chain.spec, device)
+        plan = plan_of(implementation, chain, device)
         as_it_is = reasons_as_it_is(implementation, asked, device) if chain.names else ()
         is_chosen = not any(verdict.is_eligible for verdict in result)
         mask_source = select.mask_source_of(implementation, asked, device) if is_chosen else None

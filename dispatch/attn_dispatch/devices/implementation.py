@@ -32,6 +32,10 @@ class Plan:
         return self.workspace_bytes + self.other_bytes
 
 
+NOTHING = Plan("nothing to compute", 0)
+"""The plan of a call whose results are constants."""
+
+
 def device_reason(what: str, device: Device, text: str) -> Reason:
     """The reason why no call runs on a device, because of `what`: its "platform" or "arch"."""
     return Reason(f"device/{what}", (("device", str(device)),), text)

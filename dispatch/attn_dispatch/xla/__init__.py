@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.implementation import NOTHING, Plan
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.xla.backward_pass import backward
 from attn_dispatch.xla.blocks import BlockSizes
@@ -85,7 +85,7 @@ _RULES = (
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The blocks, and the bytes of one block's scores; XLA holds a few such arrays at a time."""
     if spec.is_empty:
-        return Plan("nothing to compute", 0)
+        return NOTHING
     if spec.is_paged:
         part = spec_of_part(spec)
         number, inner = spec.batch // part.batch, plan(part, device)

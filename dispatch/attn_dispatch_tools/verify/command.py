@@ -117,8 +117,9 @@ def add_parser(commands: Commands, help: str) -> None:
         help="where the report is written, as JSON and Markdown (default: here)",
     )  # fmt: skip
     parser.add_argument(
-        "--html", action="store_true", help="also write the report as one HTML file, with plots"
-    )
+        "--html", action="store_true",
+        help="also write the report as one HTML file, with plots if matplotlib is installed",
+    )  # fmt: skip
     parser.add_argument(
         "--plot", type=Path, metavar="REPORT",
         help="run nothing; write the HTML file of this report (its JSON file)",
@@ -133,7 +134,9 @@ def main(args: argparse.Namespace) -> None:
     _check_flags_of_drawn_cases(args)
     try:
         if args.plot is not None:
-            print(write_page(read(args.plot), made_folder(args.out) / f"{args.plot.stem}.html"))
+            report = read(args.plot)
+            _say_if_no_plots()
+            print(write_page(report, made_folder(args.out) / f"{args.plot.stem}.html"))
             return
         implementation = args.implementation or default_implementation()
         cases, options = _chosen(args)
@@ -187,7 +190,7 @@ def _check_can_run(args: argparse.Namespace, implementation: str) -> None:
     """Raise an error before the cases run if they could not run, or the report not be written."""
     if args.html:
         page("")  # raises if rich is missing
-        _plots_module()
+        _say_if_no_plots()
     if unusable := select.named(implementation).unusable_reason(default_device()):
         sys.exit(f"error: {implementation} cannot run here: {unusable}")
     made_folder(args.out)
@@ -238,21 +241,29 @@ def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
 def write_page(report: Report, path: Path) -> Path:
     """Write the report as one HTML file with its plots inside, and return the path.
 
+    Without matplotlib it has none.
+
     Raises:
-      ModuleNotFoundError: matplotlib or rich is missing.
+      ModuleNotFoundError: rich is missing.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pictures = _plots_module().draw(report, Path(folder))
+        plots = _plots_module()
+        pictures = plots.draw(report, Path(folder)) if plots else []
         writing.replace(path, page(report.markdown(), pictures).encode())
     return path
 
 
-def _plots_module() -> ModuleType:
+def _plots_module() -> ModuleType | None:
     try:
         from attn_dispatch_tools.verify import plots
     except ImportError:
-        raise ModuleNotFoundError(NO_MATPLOTLIB) from None
+        return None
     return plots
+
+
+def _say_if_no_plots() -> None:
+    if _plots_module() is None:
+        print(f"the page will have no plots: {NO_MATPLOTLIB}", file=sys.stderr)
 
 
 def run(

@@ -107,7 +107,7 @@ UNSAFE: tuple[tuple[KernelCase, Schedule | None], ...] = (
 )  # fmt: skip
 """Calls of kernels in which a barrier is missing, and an order of events that shows it in results.
 
-The conflicting accesses are at least 2,200 and 3,500 cycles apart in times like hardware's.
+The conflicting accesses are some 2,000 and 3,500 cycles apart in times like hardware's.
 """
 
 _LANDINGS: tuple[Landing, ...] = ("late", "random", "timed")

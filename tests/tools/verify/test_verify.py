@@ -401,10 +401,35 @@ def test_plot_of_a_file_that_is_no_report_is_an_error(tmp_path):
         assert str(path) in message
 
 
-def test_html_without_matplotlib_is_an_error_before_the_run(verify, monkeypatch):
+@pytest.fixture
+def no_matplotlib(monkeypatch):
     pytest.importorskip("markdown_it")
     monkeypatch.delitem(sys.modules, "attn_dispatch_tools.verify.plots", raising=False)
     monkeypatch.delattr(attn_dispatch_tools.verify, "plots", raising=False)  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, printed, *_ = verify("--cases", NAMES[0], "--html")
-    assert "pip install matplotlib, or the extra [bench]" in str(status) and not printed
+
+
+_NO_PLOTS = "the page will have no plots: plots are drawn with matplotlib: pip install matplotlib"
+
+
+def test_html_without_matplotlib_has_no_plots(no_matplotlib, capsys, tmp_path):
+    """The extras [rocm] and [verify] do not bring it."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["verify", "--cases", NAMES[0], "--html", "--out", str(tmp_path)])
+    assert ended.value.code == 0
+    assert capsys.readouterr().err.startswith(_NO_PLOTS)
+    (page,) = tmp_path.glob("*.html")
+    text = page.read_text()
+    assert "<h1>attn-dispatch verify: " in text and "svg" not in text
+
+
+def test_plot_without_matplotlib_writes_the_page(no_matplotlib, capsys, tmp_path):
+    outcomes = (_numbers(("out", 1.0), family="window"),)
+    written, _ = Report({"device": "MI300X", "cudnn": "none"}, "aiter", {}, outcomes, 2.0).write(
+        tmp_path
+    )
+    cli.main(["verify", "--plot", str(written), "--out", str(tmp_path / "pages")])
+    (page,) = (tmp_path / "pages").iterdir()
+    found = capsys.readouterr()
+    assert found.out == f"{page}\n" and found.err.startswith(_NO_PLOTS)
+    assert "window" in page.read_text()

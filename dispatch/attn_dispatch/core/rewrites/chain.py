@@ -46,6 +46,11 @@ class Chain:
         return any(rewrite.may_fall_back for rewrite, _ in self.steps)
 
     @property
+    def is_constant(self) -> bool:
+        """Whether a step makes constants, so that `spec` never runs."""
+        return any(rewrite.is_constant for rewrite, _ in self.steps)
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(rewrite.name for rewrite, _ in self.steps))
 

@@ -141,6 +141,8 @@ class Rewrite:
     """Bytes of scratch memory that the rewrite takes in addition to the inner call's."""
     parts: Parts | None = None
     """The parts, if the rewrite divides the call into some."""
+    is_constant: bool = False
+    """Whether the results are constants: the inner call is only asked about, and never runs."""
     moves_dropout: bool = False
     """Whether kernels draw another dropout mask for the inner call than for the call."""
     may_fall_back: bool = False

@@ -181,6 +181,7 @@ NOTHING_SEEN = Rewrite(
     # The same call without a band, so that any other reason against it is found.
     lambda spec: without_offset(changed(spec, meaning=without_band(spec.meaning))),
     _constants,
+    is_constant=True,
     when=_hides_all,
     moves_dropout=True,
     needed_for="rewrites/offset_hides_all",
