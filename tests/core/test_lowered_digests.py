@@ -6,14 +6,11 @@ The files of tests/results are for the oldest and the newest version.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import jax
 import pytest
 
 from attn_dispatch_tools.verify.cases import CASES
-from tests.scripts.sameness import TARGETS, digest, digests_file, lowered_case
+from tests.scripts.sameness import TARGETS, digest, digests_file, lowered_case, read_digests
 from tests.support.backend import needs_cudnn
 from tests.support.extent import EVERY_SIZE
 
@@ -23,11 +20,11 @@ SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY_SIZE else 60
 
 
 @pytest.fixture(scope="module")
-def recorded_digests() -> dict[str, Any]:
+def recorded_digests() -> dict[str, dict[str, str]]:
     if not digests_file().exists():
         assert jax.__version__ != OLDEST
         pytest.skip(f"no digests are recorded for this JAX: {digests_file().name}")
-    return json.loads(digests_file().read_text())
+    return read_digests()
 
 
 @needs_cudnn

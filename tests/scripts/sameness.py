@@ -86,16 +86,20 @@ def digests_file() -> Path:
     return RESULTS / f"lowered-{jax.__version__}.json"
 
 
+def read_digests() -> dict[str, dict[str, str]]:
+    """The recorded digests of each named case, by target."""
+    recorded: dict[str, str] = json.loads(digests_file().read_text())
+    return {name: dict(zip(TARGETS, text.split(), strict=True)) for name, text in recorded.items()}
+
+
 def write_digests(folder: Path) -> None:
-    """Write one line for each named case that has a program in `folder`."""
+    """Write one line for each named case that has a program in `folder`: a digest a target."""
     found = {
-        case.name: {target: digest(x["program"]) for target, x in read(file).items()}
+        case.name: " ".join(digest(read(file)[target]["program"]) for target in TARGETS)
         for case in sorted(CASES, key=lambda x: x.name)
         if (file := file_of(folder, case)).exists()
     }
-    dumped = ((json.dumps(name), json.dumps(x, separators=(",", ":"))) for name, x in found.items())
-    lines = ",\n".join(f"{name}:{x}" for name, x in dumped)
-    digests_file().write_text("{\n" + lines + "\n}\n")
+    digests_file().write_text(json.dumps(found, indent=0, separators=(",", ":")) + "\n")
     print(f"{len(found)} cases in {digests_file()}")
 
 
