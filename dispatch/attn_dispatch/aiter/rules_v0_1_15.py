@@ -51,14 +51,21 @@ _CHANGED = {
 }
 
 
-_PADDED = "or narrower ones padded to these"  # widths.py, where CK is not built
+_PADDED = {
+    # Where CK is not built, widths.py pads narrower head dims.
+    "aiter/asm_head_dims_gfx950",
+    "aiter/asm_backward_head_dims_gfx942",
+    "aiter/asm_backward_head_dims_gfx950",
+    "aiter/asm_backward_window_head_dims",
+}
 
 
 def _changed(rule: KernelRule) -> KernelRule:
     source = _SOURCES.get(rule.name, rule.source)
     changed = replace(rule, source=source, **_CHANGED.get(rule.name, {}))
-    of_head_dims = "needs" in changed.text and "head dims" in changed.text
-    text = changed.text.replace(", got ", f", {_PADDED}, got ") if of_head_dims else changed.text
+    if rule.name not in _PADDED:
+        return changed
+    text = changed.text.replace(", got ", ", or narrower ones padded to these, got ")
     return replace(changed, text=text)
 
 
