@@ -119,6 +119,8 @@ def test_gfx950_reads_past_the_only_query_of_each_batch_row(mask: dict[str, Any]
 def test_repaired_kernels_of_gfx950_agree_in_every_order(call: Case, gpu_of: GpuOf):
     """One or two barriers more; without them waves in turn have wrong results."""
     gpu = gpu_of("gfx950")
+    if call.v != call.h and generations.release("v0.1.15").version < (0, 1, 18):
+        pytest.skip("ASM has no forward pass for head dims (192, 128) before v0.1.18")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AttentionKernelWarning)
         check = Check.of(call, parse("gfx950"), gpu.emulator)
