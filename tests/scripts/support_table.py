@@ -103,7 +103,10 @@ _RULES = {
         "cudnn/known_bug/bias_gradient_soft_cap",
     ),
     _TAKES + "instances of CK's kernel that have both": ("aiter/soft_cap_bias",),
-    _TAKES + "a backward kernel with a soft cap: CK has none": ("aiter/soft_cap_gradient",),
+    _TAKES + "a backward kernel with a soft cap: CK has none": (
+        "aiter/soft_cap_gradient",
+        "aiter/asm_soft_cap_gradient",
+    ),
     _REWRITTEN + "as a bias of 0 and -inf": ("feature/mask",),
     _REWRITTEN + "as a float32 bias over pairs of queries and keys, up to 2^27 of them": (
         "cudnn/alibi_by_row",
