@@ -51,7 +51,7 @@ class Filters:
     """The pattern for forward kernels that split the keys. Kernels that combine their results are
     added."""
     must_match: tuple[str, ...] = ()
-    """Those of the patterns that must match a kernel."""
+    """Patterns, of these three, that must match a kernel."""
 
     @classmethod
     def parse(
