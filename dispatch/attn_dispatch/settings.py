@@ -78,6 +78,8 @@ class Settings:
     """How a call is split whose arrays are sharded along the sequence."""
     is_exporting: bool = False
     """Whether the lowered program will run in other processes (jax.export)."""
+    is_alone: bool = False
+    """Whether the call is the whole of the program that is lowered (core/whole_call.py)."""
 
 
 _context = jax.make_user_context(None)

@@ -22,7 +22,6 @@ from attn_dispatch.reason import Reason
 UNKNOWN = "unknown"
 """What is chosen, if a planner that is not here would decide it."""
 
-_FASTEST = "the fastest for such calls in"
 _WIDTH = 100
 
 
@@ -41,6 +40,9 @@ class Explanation:
     """If the arrays are sharded: which part of the caller's call `call` is, that of one device."""
     mask: MaskShare | None = None
     """The share of the call that a mask_mod leaves; None without one, or if that is not known."""
+    basis: str = ""
+    """What the order of the implementations follows: where rates of predicted times were measured
+    and what was assumed of arrays, or what others reported. "" for the order of the list."""
     single_queries: Explanation | None = None
     """The explanation of the separate call for sequences of one query, if `cu_seqlens_q` leads to
     two calls."""
@@ -92,6 +94,7 @@ class Explanation:
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
             f"chosen    {self._chosen}",
+            *(wrapped("order     ", self.basis) if self.basis else []),
             *planner_lines(self.missing_planner, width),
         ]
         if self.share is not None and self.share.strategies:
@@ -146,7 +149,7 @@ def verdict_lines(direction: str, verdict: Verdict, width: int, *, codes: bool) 
     lines = plain_text.wrapped(label, f"runs: {plan_text(verdict, codes=codes)}", width)
     details = [
         ("tuned:     ", [] if verdict.tuned is None else [str(verdict.tuned)]),
-        ("measured:  ", [f"{_FASTEST} {verdict.measured}"] if verdict.measured else []),
+        ("predicted: ", [str(verdict.predicted)] if verdict.predicted else []),
         ("limit:     ", [verdict.limit] if verdict.limit else []),
         ("rewritten: ", verdict.rewrites),
         ("because:   ", [reason.with_remedy for reason in verdict.reasons_as_it_is]),
@@ -197,7 +200,10 @@ def explain_specs(
         return verdicts_on(spec, device)
 
     forward_verdicts, backward_verdicts = map(verdicts, (forward, backward))
-    return Explanation(call, device, _versions(device), forward_verdicts, backward_verdicts, share)
+    basis = select.ranked(forward or backward or call, device).basis
+    return Explanation(
+        call, device, _versions(device), forward_verdicts, backward_verdicts, share, basis=basis
+    )
 
 
 def _versions(device: Device) -> tuple[tuple[str, str], ...]:

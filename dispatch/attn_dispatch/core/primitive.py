@@ -40,6 +40,7 @@ from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.partly_manual import other_axes
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
+from attn_dispatch.core.whole_call import is_whole_program
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for, targets_to_check
 from attn_dispatch.semantics.interval_plan import PlanTiles
@@ -264,7 +265,9 @@ def _lower_partitioned(
             return whole.results_by(bind, operands)
         return partitioned(bind, whole, operands, is_in_group=others is not None)
 
-    return jax_compat.lower_as(call, found or ctx, operands)
+    is_alone = devices == 1 and is_whole_program(operands, options)
+    with settings.restored(replace(settings.current(), is_alone=is_alone)):
+        return jax_compat.lower_as(call, found or ctx, operands)
 
 
 def _spread_over_devices(
@@ -297,7 +300,9 @@ def _make_primitive(name: str) -> Primitive:
     jax_compat.run_eagerly(primitive)
     primitive.def_abstract_eval(_types)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
-    mlir.register_lowering(primitive, partial(_lower_partitioned, primitive=primitive, shard=shard))
+    # Not cached: a cached rule does not see where the operands come from. The shard's rule is.
+    rule = partial(_lower_partitioned, primitive=primitive, shard=shard)
+    mlir.register_lowering(primitive, rule, cacheable=False)
     return primitive
 
 

@@ -2,7 +2,7 @@
 
 This file alone knows all implementations and their order; besides, only eligibility.py knows XLA.
 eligibility.py decides whether an implementation can run a call, core/rewrites/search.py by which
-rewrites, preferences.py which one comes first, and fallback.py the message if no kernel can.
+rewrites, choice/ which one comes first, and fallback.py the message if no kernel can.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import jax
 from attn_dispatch import aiter, cudnn, fa4, flash, settings, xla
 from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import fallback, preferences
+from attn_dispatch.core import fallback
+from attn_dispatch.core.choice.order import Ranking, ranking
 from attn_dispatch.core.eligibility import mask_chain, reasons_and_chain, reasons_as_it_is
 from attn_dispatch.core.mask_arrays import TakesMask
 from attn_dispatch.core.rewrites import Chain, Compute
@@ -336,12 +337,9 @@ def asked_in_order(
     return [(first, _with_engine(spec, found.engine)), *others]
 
 
-def measurements(spec: AttentionSpec, device: Device) -> dict[str, str]:
-    """The implementations that measurements put first for the call, with the file of each."""
-    if spec.meaning.implementation or winner(spec, device) is not None:
-        return {}
-    found = preferences.put_first(implementations(), spec, device, is_expected)
-    return {x.NAME: row["measured"] for x, row in found}
+def ranked(spec: AttentionSpec, device: Device) -> Ranking:
+    """The order of implementations for a call that leaves the choice open and is not tuned."""
+    return ranking(implementations(), spec, device, is_expected)
 
 
 def _with_engine(spec: AttentionSpec, engine: str) -> AttentionSpec:
@@ -349,8 +347,7 @@ def _with_engine(spec: AttentionSpec, engine: str) -> AttentionSpec:
 
 
 def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
-    known = implementations()
     if wanted := spec.meaning.implementation:
-        by_name = {implementation.NAME: implementation for implementation in known}
+        by_name = {implementation.NAME: implementation for implementation in implementations()}
         return [by_name[name] for name in wanted]
-    return preferences.in_order(known, spec, device, is_expected)
+    return ranked(spec, device).order

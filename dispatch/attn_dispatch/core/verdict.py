@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
+from attn_dispatch.core.choice.time_model import Prediction
 from attn_dispatch.core.eligibility import (
     plan_of,
     reasons_and_chain,
@@ -40,9 +41,8 @@ class Verdict:
     """Memory that the call takes beside its operands and results."""
     limit: str = ""
     """What the limit on scratch memory did, if anything."""
-    measured: str = ""
-    """The file of the measurement that puts the implementation first for such calls, if one does:
-    its path in attn-dispatch's repository."""
+    predicted: Prediction | None = None
+    """The time that the implementation is expected to take, if its rates are known."""
 
     @property
     def is_eligible(self) -> bool:
@@ -62,7 +62,7 @@ def chosen(verdicts: Iterable[Verdict]) -> Verdict | None:
 def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result: list[Verdict] = []
-    measured = select.measurements(spec, device)
+    ranked = select.ranked(spec, device)
     for implementation, asked in select.asked_in_order(spec, device):
         reasons, chain = reasons_and_chain(implementation, asked, device)
         if reasons:
@@ -76,6 +76,6 @@ def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
         tuned = select.winner(spec, device) if asked is not spec else None
         scratch = scratch_bytes(implementation, chain, device)
         verdict = Verdict(implementation.NAME, (), plan, names, as_it_is, tuned, scratch)
-        file = measured.get(implementation.NAME, "")
-        result.append(replace(verdict, limit=chain.limit, measured=file))
+        found = ranked.predictions.get(implementation.NAME)
+        result.append(replace(verdict, limit=chain.limit, predicted=found))
     return tuple(result)

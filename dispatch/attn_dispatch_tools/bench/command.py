@@ -16,6 +16,7 @@ from attn_dispatch_tools.bench import report as reports
 from attn_dispatch_tools.bench.cells import WORK, Cell
 from attn_dispatch_tools.bench.grids import GRIDS
 from attn_dispatch_tools.bench.measure import Options
+from attn_dispatch_tools.bench.regret import command as regret
 from attn_dispatch_tools.bench.report import Report
 from attn_dispatch_tools.bench.run import present, run
 from attn_dispatch_tools.bench.screen import show, watched
@@ -72,8 +73,8 @@ def add_parser(commands: Commands, help: str) -> None:
         "equally often)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=positive(float), default=Options.seconds, metavar="S",
-        help="length of one measurement (default: %(default)s)",
+        "--seconds", type=positive(float), metavar="S",
+        help=f"length of one measurement (default: {Options.seconds}; for regret 0.01)",
     )  # fmt: skip
     parser.add_argument(
         "--time-limit", type=positive(float), metavar="S",
@@ -97,14 +98,16 @@ def add_parser(commands: Commands, help: str) -> None:
         "--html", action="store_true",
         help="also write one HTML file that holds the table and all plots",
     )  # fmt: skip
+    regret.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> None:
     """Measure or plot. Ends the process with status 1 if nothing was measured, and with 130 if the
     run was interrupted."""
     try:
-        if args.plot:
-            plot(args.plot, made_folder(args.out), is_html=args.html)
+        if args.plot or regret.is_asked(args):
+            folder = made_folder(args.out)
+            plot(args.plot, folder, is_html=args.html) if args.plot else regret.run(args, folder)
             return
         if args.html:
             _plots_module()  # raises if something is missing, before the measurements and not after
@@ -117,7 +120,9 @@ def main(args: argparse.Namespace) -> None:
     except (ModuleNotFoundError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     limit = float("inf") if args.time_limit is None else args.time_limit
-    options = Options(args.rounds, args.seconds, args.device_time, started + limit)
+    options = Options(
+        args.rounds, args.seconds or Options.seconds, args.device_time, started + limit
+    )
     usable, facts = present(chosen)
     recorded = ("rounds", "seconds", "time_limit", "device_time", "cells")
     report = Report(facts, {x: getattr(args, x) for x in recorded})

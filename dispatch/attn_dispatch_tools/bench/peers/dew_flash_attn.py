@@ -6,6 +6,7 @@ FlashAttention-3 kernels are called directly, as its public functions do at thes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -60,7 +61,6 @@ class DewFlashAttn(JaxPeer):
 
 
 def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
-    library.register(FA3)
     facts = FlashCall(
         backward=False,
         dtype="bfloat16",
@@ -79,7 +79,19 @@ def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
         window_left=-1 if cell.window is None else cell.window - 1,
         window_right=0 if cell.is_causal else -1,
     )
-    scale = cell.head_dim**-0.5
+    attention = kernels_of(facts)
+    if not cell.lengths:
+        return PeerCall(attention)
+    return PeerCall(attention, ROWS, (arrays.cu_seqlens,))
+
+
+def kernels_of(facts: FlashCall) -> Callable[..., jax.Array]:
+    """FlashAttention-3's kernels for a forward call, with nothing before or after them.
+
+    The function takes query, key, value and, for packed sequences, cu_seqlens; it has gradients.
+    """
+    library.register(FA3)
+    scale = facts.head_dim**-0.5
 
     @jax.custom_vjp
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, *cu: jax.Array) -> jax.Array:
@@ -97,9 +109,7 @@ def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
         return *grads, *(None for _ in cu)
 
     attention.defvjp(forward, backward)
-    if not cell.lengths:
-        return PeerCall(attention)
-    return PeerCall(attention, ROWS, (arrays.cu_seqlens,))
+    return attention
 
 
 PEERS = (DewFlashAttn(),)

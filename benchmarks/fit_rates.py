@@ -1,0 +1,103 @@
+"""Fits core/choice/rates.json to committed measurements, and prints the regret of the result.
+
+usage: python benchmarks/fit_rates.py [--write] [--check FILE …]
+
+The reports of each device are those in SOURCES. With --check, the regret of the committed rates on
+further reports, which they were not fitted to, is printed instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.choice.rates import DeviceRates, to_json
+from attn_dispatch.core.choice.time_model import XLA_MARGIN, predicted
+from attn_dispatch_tools.rates.fit import as_rates, fitted, parameters_of
+from attn_dispatch_tools.rates.observations import Measured, measured_in, observations
+from attn_dispatch_tools.rates.replay import Replayed, replayed
+
+ROOT = Path(__file__).parents[1]
+RATES = ROOT / "dispatch/attn_dispatch/core/choice/rates.json"
+_PROCESSORS = 132
+"""Streaming multiprocessors of an H100 SXM and of an H200."""
+
+SOURCES = {
+    "NVIDIA H200": (
+        "choices-NVIDIA_H200-9_19_0.json",
+        "choices_absorbed-NVIDIA_H200-9_19_0.json",
+        "choices_wide-NVIDIA_H200-9_19_0.json",
+    ),
+    "NVIDIA H100 80GB HBM3": (
+        "choices-NVIDIA_H100_80GB_HBM3-9_19_0.json",
+        "choices_ids-NVIDIA_H100_80GB_HBM3-9_19_0.json",
+    ),
+}
+"""The reports in benchmarks/results by device. The fit of a device starts from the one before."""
+
+
+def summary(found: Sequence[Replayed], worst: int = 12) -> list[str]:
+    """The quantiles of the regret by direction and kind of time, and the worst calls."""
+    lines: list[str] = []
+    for direction, is_device in (("forward", 0), ("step", 0), ("forward", 1), ("step", 1)):
+        of = [
+            x for x in found if x.measured.direction == direction and x.is_device == bool(is_device)
+        ]
+        if not of:
+            continue
+        ratios = sorted(x.ratio for x in of)
+        lines.append(
+            f"{direction}{' on the device' if is_device else ''}: {len(of)} calls, median "
+            f"{statistics.median(ratios):.3f}, 95 % {ratios[int(0.95 * len(ratios))]:.3f}, worst "
+            f"{ratios[-1]:.3f}"
+        )
+    return lines + [f"  {x}" for x in sorted(found, key=lambda x: -x.ratio)[:worst]]
+
+
+def regret(device: DeviceRates, measured: Sequence[Measured]) -> list[Replayed]:
+    """The regret of the model alone."""
+
+    def first(spec: AttentionSpec, names: Sequence[str], is_alone: bool) -> str:
+        times = {x: y for x in names if (y := predicted(device, x, spec)) is not None}
+        margins = {x: XLA_MARGIN if x == "xla" else 1.0 for x in times}
+        return min(
+            times or dict.fromkeys(names),
+            key=lambda x: margins[x] * (times[x].alone if is_alone else times[x].device),
+        )
+
+    return replayed(measured, first)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fits rates to committed measurements.")
+    parser.add_argument("--write", action="store_true", help=f"write {RATES.name}")
+    parser.add_argument("--worst", type=int, default=12)
+    args = parser.parse_args()
+    devices: list[DeviceRates] = []
+    prior = None
+    for name, files in SOURCES.items():
+        paths = [ROOT / "benchmarks/results" / x for x in files]
+        measured = measured_in(paths)
+        arrays = observations(measured, _PROCESSORS)
+        with jax.default_device(jax.devices("cpu")[0]):
+            rates = as_rates(fitted(arrays, prior), arrays)
+            prior = parameters_of(rates)
+        sources = tuple(f"benchmarks/results/{x}" for x in files)
+        devices.append(DeviceRates(name, "sm90", _PROCESSORS, rates, sources))
+        print(f"{name}: {len(arrays.time)} times of {len(measured)} calls")
+        for line in summary(regret(devices[-1], measured), args.worst):
+            print(line)
+    text = json.dumps(to_json(tuple(devices)), indent=1)
+    print(f"{len(text)} bytes")
+    if args.write:
+        RATES.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The order of implementations for a call: the fastest first, by measured rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from attn_dispatch import settings
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import scratch
+from attn_dispatch.core.choice.rates import PUBLIC_REPORTS, rates_for
+from attn_dispatch.core.choice.time_model import XLA_MARGIN, Prediction, predicted
+from attn_dispatch.core.choice.work import work_of
+from attn_dispatch.core.eligibility import reasons_and_chain
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Implementation
+
+IsExpected = Callable[[Implementation, Device], bool]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Implementations in order, and what decided it."""
+
+    order: tuple[Implementation, ...]
+    predictions: dict[str, Prediction]
+    """By name, the predicted times of those whose rates are known."""
+    basis: str = ""
+    """What the order follows: where rates were measured, or a public report; "" for the order
+    without measurements."""
+
+
+def ranking(
+    implementations: Sequence[Implementation],
+    spec: AttentionSpec,
+    device: Device,
+    is_expected: IsExpected,
+) -> Ranking:
+    """The implementations, the one with the least predicted time first.
+
+    Those without a prediction follow as they were, and so do those that are not here. XLA comes
+    before a kernel only if it may replace one (`_may_replace_kernels`).
+
+    Args:
+      implementations: those to order, in the order without measurements.
+      spec: the call.
+      device: the device that it is for.
+      is_expected: whether an implementation is for the device and, if it is an extra, usable.
+    """
+    if not _has_rates(spec):
+        return Ranking(tuple(implementations), {})
+    if (rates := rates_for(device)) is None:
+        return _unmeasured(implementations, device)
+    times: dict[str, float] = {}
+    predictions: dict[str, Prediction] = {}
+    for x in implementations:
+        found = predicted(rates, x.NAME, spec) if is_expected(x, device) else None
+        if found is not None:
+            predictions[x.NAME] = found
+            times[x.NAME] = found.alone if settings.current().is_alone else found.device
+    kernels = [x for x in implementations if x.PLATFORM and x.NAME in times]
+    first = sorted(kernels, key=lambda x: times[x.NAME])
+    for xla in (x for x in implementations if x.PLATFORM is None and x.NAME in times):
+        slower = [x for x in first if times[x.NAME] >= XLA_MARGIN * times[xla.NAME]]
+        # Only where every kernel that would run the call is slower is the question worth asking.
+        if slower and _may_replace_kernels(xla, slower, spec, device):
+            first.insert(len(first) - len(slower), xla)
+    others = [x for x in implementations if x not in first]
+    assumed = work_of(spec).assumed
+    basis = f"by predicted time, {rates.measured_on(device)}"
+    basis += f"; assumed: {assumed}" if assumed else ""
+    return Ranking((*first, *others), predictions, basis)
+
+
+def _unmeasured(implementations: Sequence[Implementation], device: Device) -> Ranking:
+    """The order for a device without rates: as it is, but for what others reported."""
+    if (report := PUBLIC_REPORTS.get(device.arch)) is None:
+        return Ranking(tuple(implementations), {})
+    order = sorted(implementations, key=lambda x: x.NAME != report.first)
+    return Ranking(tuple(order), {}, f"not measured here; {report.source}")
+
+
+def _has_rates(spec: AttentionSpec) -> bool:
+    """False for calls that only XLA runs: why no kernel does is the warning of `select.choose`."""
+    is_16_bit = spec.dtype in ("bfloat16", "float16")
+    return is_16_bit and spec.wanted.derivative is None and not (spec.symbols or spec.is_empty)
+
+
+def _may_replace_kernels(
+    xla: Implementation, kernels: Iterable[Implementation], spec: AttentionSpec, device: Device
+) -> bool:
+    """Whether XLA may come before slower kernels.
+
+    It may not under the fallback policy "error", nor where results would differ: it mixes NaN of
+    one sequence into others of the same row, and drops other probabilities. Kernels keep to a limit
+    of scratch memory, so XLA must as well. If no kernel runs the call, the warning of
+    `select.choose` says why.
+    """
+    if settings.current().fallback == "error" or spec.is_packed or spec.meaning.dropout_rate:
+        return False
+    limit = scratch.limit_of(spec, device, lambda: 0)
+    if limit is not None and xla.plan(spec, device).scratch_bytes > limit.bytes:
+        return False
+    # Extras first: their rules answer at once, and cuDNN has to plan.
+    return any(
+        not reasons_and_chain(x, spec, device)[0]
+        for x in sorted(kernels, key=lambda x: not x.IS_EXTRA)
+    )

@@ -1,0 +1,92 @@
+"""The predicted time of a pass of a call by one implementation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.choice.rates import DeviceRates, Rate
+from attn_dispatch.core.choice.traits import head_dims_of, traits_of
+from attn_dispatch.core.choice.work import Work, work_of
+
+_SHARPNESS = 6.0
+"""How sharply the longer of host and device decides: in a loop one waits for the other."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The microseconds of one pass of a call."""
+
+    host: float
+    """What the host takes to launch it, if the call is a program of its own."""
+    device: float
+    """What the device takes."""
+
+    def __str__(self) -> str:
+        return f"{self.device:.3g} us on the device, {self.host:.3g} us to launch"
+
+    @property
+    def alone(self) -> float:
+        """The time of the call as a program of its own."""
+        return together(self.host, self.device)
+
+
+def together(host: float, device: float) -> float:
+    """The time per call in a loop, where the host launches while the device computes."""
+    return float((host**_SHARPNESS + device**_SHARPNESS) ** (1 / _SHARPNESS))
+
+
+def predicted(rates: DeviceRates, implementation: str, spec: AttentionSpec) -> Prediction | None:
+    """The time of the call by an implementation; None if its rate is not known."""
+    rate = rates.rates.get((implementation, "backward" if spec.is_backward else "forward"))
+    dims = head_dims_of(spec)
+    if rate is None or dims not in rate.tile:
+        return None
+    work, traits = work_of(spec), traits_of(spec)
+    return Prediction(
+        rate.host * _product(rate.host_times.get(x, 1.0) for x in traits),
+        _device_time(rate, work, traits, rate.tile[dims], implementation, rates.processors),
+    )
+
+
+XLA_MARGIN = 1.1
+"""XLA comes before kernels that are predicted to take this many times its time."""
+
+
+def _device_time(
+    rate: Rate,
+    work: Work,
+    traits: tuple[str, ...],
+    tile: float,
+    implementation: str,
+    processors: int,
+) -> float:
+    tiles, longest = tiles_of(work, traits, implementation)
+    tile *= _product(rate.tile_times.get(x, 1.0) for x in traits)
+    path = rate.path * _product(rate.path_times.get(x, 1.0) for x in traits)
+    blocks = rate.block * work.blocks / processors
+    of_bytes = 1 + sum(rate.megabyte_plus.get(x, 0.0) for x in traits)
+    return (
+        rate.start
+        + sum(rate.start_plus.get(x, 0.0) for x in traits)
+        + tile * (tiles / processors + path * longest + blocks)
+        + rate.megabyte * work.megabytes * of_bytes
+        + rate.pair_megabyte * work.pair_megabytes
+    )
+
+
+def tiles_of(work: Work, traits: tuple[str, ...], implementation: str) -> tuple[float, float]:
+    """The tiles that an implementation computes, and those of its longest row of tiles."""
+    if implementation == "fa4":  # it takes lists of tiles
+        return work.listed, work.longest_listed
+    if implementation == "xla":
+        return work.every, work.longest
+    if "segment ids, any number" in traits:  # without a number, ids are a mask like any other
+        return work.in_band, work.longest
+    return work.tiles, work.longest
+
+
+def _product(factors: Iterable[float]) -> float:
+    return math.prod(factors)

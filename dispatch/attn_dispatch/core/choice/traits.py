@@ -1,0 +1,51 @@
+"""The traits of calls that change how fast a kernel computes its tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attn_dispatch.call.spec import AttentionSpec
+
+_TRAITS: Mapping[str, Callable[[AttentionSpec], bool]] = {
+    "causal": lambda x: x.band == (None, 0),
+    "window": lambda x: x.band not in ((None, None), (None, 0)),
+    "grouped heads": lambda x: x.num_heads > x.num_kv_heads,
+    "float16": lambda x: x.dtype == "float16",
+    "one query": lambda x: x.seq_len_q == 1,
+    "few queries": lambda x: 1 < x.seq_len_q <= 16,
+    "short rows": lambda x: 16 < x.seq_len_q <= 512,
+    "other keys": lambda x: x.seq_len_q > 16 and x.seq_len_q != x.seq_len_kv,
+    "lengths": lambda x: x.has_lengths and not x.is_paged,
+    "segment ids": lambda x: x.has("query_segment_ids") and x.most_sequences is not None,
+    "segment ids, any number": lambda x: x.has("query_segment_ids") and x.most_sequences is None,
+    "cu_seqlens": lambda x: x.has("cu_seqlens_q"),
+    "pages": lambda x: x.is_paged,
+    "sinks": lambda x: x.has("sinks"),
+    "soft cap": lambda x: x.meaning.logits_soft_cap is not None,
+    "ALiBi": lambda x: x.has("alibi_slopes"),
+    "bias": lambda x: x.has("bias"),
+    "score_mod": lambda x: x.meaning.score_mod is not None,
+    "mask_mod": lambda x: x.meaning.mask_mod is not None,
+    "mask": lambda x: x.has("mask"),
+    "lse gradient": lambda x: x.has("lse_grad"),
+}
+
+TRAITS = tuple(_TRAITS)
+
+
+def traits_of(spec: AttentionSpec) -> tuple[str, ...]:
+    """The traits that a call has, in the order of TRAITS."""
+    return tuple(name for name, has in _TRAITS.items() if has(spec))
+
+
+HEAD_DIMS = ("64", "96", "128", "192/128", "192", "256", "384", "512", "more")
+"""Classes of head dims, each with what fits it."""
+
+
+def head_dims_of(spec: AttentionSpec) -> str:
+    """The class of a call's head dims: the narrowest that both fit."""
+    widest = max(spec.head_dim, spec.head_dim_v)
+    if 128 < spec.head_dim <= 192 and spec.head_dim_v <= 128:
+        return "192/128"
+    limits = (64, 96, 128, 192, 256, 384, 512)
+    return next((str(x) for x in limits if widest <= x), "more")

@@ -1,0 +1,181 @@
+"""What a kernel has to compute for a call, as far as shapes and static arguments tell.
+
+Kernels compute whole tiles. Which tiles they leave out depends on what they know of the mask:
+causality, windows and sequences for all of them, the mask_mod for those that take lists of tiles.
+What only arrays hold is taken to be the worst that is likely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.programs.numpy_values import may_attend
+from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.semantics.diagonal import static_offset
+
+TILE = 128
+"""Queries and keys of a tile, whatever tiles a kernel has."""
+
+_UNEVEN = 1.25
+"""The pairs of documents of random lengths over those of even ones."""
+
+_DOCUMENTS = 4
+"""Documents in a row of segment ids of which no number is given."""
+
+_FILLED = 0.85
+"""The share of keys that lengths leave."""
+
+_SAMPLED_ROWS, _SAMPLED_TILES = 32, 512
+"""Rows of tiles, and the tiles of each, at which a mask_mod is evaluated: evenly spaced ones."""
+
+_INSIDE = np.array((0, 43, 86, TILE - 1))
+"""Places of a tile's rows and columns at which a mask_mod is evaluated."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The tiles of one pass, and the bytes that it reads and writes."""
+
+    tiles: float
+    """Tiles that causality, windows and sequences leave, over all batch rows and heads."""
+    listed: float
+    """Tiles that the mask_mod leaves of these."""
+    every: float
+    """All tiles, those of other sequences included."""
+    in_band: float
+    """Tiles that causality and windows leave if the row is one sequence."""
+    longest: float
+    """Tiles of the longest row: of a block of queries or, backward, of keys."""
+    longest_listed: float
+    blocks: float
+    """Blocks of queries, over all batch rows and heads."""
+    megabytes: float
+    """Arrays of rows and of keys, and their gradients."""
+    pair_megabytes: float
+    """Arrays by pairs of queries and keys: a bias, a mask."""
+    assumed: str
+    """What was assumed because only arrays tell; "" for nothing."""
+
+
+@lru_cache(maxsize=4096)
+def work_of(spec: AttentionSpec) -> Work:
+    """The work of a call whose dims are all known."""
+    rows, queries, keys, assumed = _sequences(spec)
+    counts = _tiles_in_band(spec, queries, keys)
+    in_band = _tiles_in_band(spec, spec.seq_len_q, spec.seq_len_kv)
+    heads = spec.batch * spec.num_heads
+    uneven = _UNEVEN if spec.is_packed and rows > 1 else 1.0
+    filled = _FILLED if spec.has_lengths and not spec.is_paged and spec.seq_len_q > 1 else 1.0
+    total = heads * rows * float(counts.sum()) * uneven * filled
+    share = _mod_share(spec)
+    every = heads * _count(spec.seq_len_q) * _count(spec.seq_len_kv)
+    by_keys = spec.is_backward
+    longest = float(_count(queries) if by_keys else counts.max(initial=0.0))
+    if by_keys and spec.band[0] is not None:
+        longest = min(longest, float(counts.max(initial=0.0)))
+    return Work(
+        tiles=total,
+        listed=total * share,
+        every=float(every),
+        in_band=heads * float(in_band.sum()),
+        longest=longest,
+        longest_listed=max(longest * share, 1.0),
+        blocks=float(heads * _count(spec.seq_len_q)),
+        megabytes=_megabytes(spec),
+        pair_megabytes=_pair_megabytes(spec),
+        assumed=assumed,
+    )
+
+
+def _sequences(spec: AttentionSpec) -> tuple[float, int, int, str]:
+    """How many sequences a batch row has, the queries and keys of each, and what was assumed."""
+    queries, keys = spec.seq_len_q, spec.seq_len_kv
+    if spec.has_lengths and not spec.is_paged:
+        return 1, queries, keys, f"{100 * _FILLED:.0f} % of the keys within the lengths"
+    if not spec.is_packed:
+        return 1, queries, keys, ""
+    most, assumed = spec.most_sequences, "documents of similar lengths"
+    if most is None:
+        most, assumed = _DOCUMENTS, f"{_DOCUMENTS} documents in a row"
+    most = max(min(most, queries), 1)
+    longest = spec.longest_sequences
+    of_each = -(-queries // most), -(-keys // most)
+    return most, min(of_each[0], longest[0]), min(of_each[1], longest[1]), assumed
+
+
+def _count(length: int) -> int:
+    return -(-length // TILE)
+
+
+def _tiles_in_band(spec: AttentionSpec, queries: int, keys: int) -> np.ndarray:
+    """For each block of queries of a sequence, how many tiles of keys its band leaves.
+
+    The last block and the last tile count by the rows that they have.
+    """
+    left, right = spec.band
+    first = np.arange(0, queries, TILE)
+    last = np.minimum(first + TILE, queries) - 1
+    offset = static_offset(spec)
+    if offset is None:
+        offset = keys - queries if spec.meaning.causal_alignment == "bottom_right" else 0
+    begin = np.zeros(first.shape) if left is None else np.floor((first + offset - left) / TILE)
+    end = np.full(first.shape, float(_count(keys)))
+    if right is not None:
+        end = np.minimum(end, np.floor((last + offset + right) / TILE) + 1)
+    return np.maximum(end - np.maximum(begin, 0), 0)
+
+
+def _megabytes(spec: AttentionSpec) -> float:
+    width = 2 if spec.dtype in ("bfloat16", "float16") else 4
+    rows = spec.batch * spec.seq_len_q * spec.num_heads * (spec.head_dim + spec.head_dim_v)
+    keys = spec.batch * spec.seq_len_kv * spec.num_kv_heads * (spec.head_dim + spec.head_dim_v)
+    return (rows + keys) * width * (2 if spec.is_backward else 1) / 1e6
+
+
+def _pair_megabytes(spec: AttentionSpec) -> float:
+    pairs = spec.batch * spec.num_heads * spec.seq_len_q * spec.seq_len_kv / 1e6
+    widths = {"bias": 2, "mask": 1}
+    found = sum(pairs * width for name, width in widths.items() if spec.has(name))
+    return found + (2 * pairs if "bias" in spec.wanted.gradients else 0)
+
+
+@lru_cache(maxsize=1024)
+def _share(
+    program: ModProgram, queries: int, keys: int, band: tuple[int | None, int | None]
+) -> float:
+    """The share of the band's tiles in which a mask_mod may attend, from a sample of them."""
+    tiles = _places(_count(queries), _SAMPLED_ROWS), _places(_count(keys), _SAMPLED_TILES)
+    t, s = ((x[:, None] * TILE + _INSIDE).reshape(-1).astype(np.int32) for x in tiles)
+    zero = np.int32(0)
+    may = may_attend(program, zero, zero, t[:, None], s[None])
+    distance = s[None] - t[:, None]
+    left, right = band
+    seen = (t[:, None] < queries) & (s[None] < keys)
+    seen = seen & (True if left is None else distance >= -left)
+    seen = seen & (True if right is None else distance <= right)
+
+    def of_tiles(x: np.ndarray) -> np.ndarray:
+        return (
+            np.asarray(x)
+            .reshape(len(tiles[0]), len(_INSIDE), len(tiles[1]), len(_INSIDE))
+            .any((1, 3))
+        )
+
+    return float(of_tiles(may & seen).sum() / max(of_tiles(seen).sum(), 1))
+
+
+def _places(count: int, most: int) -> np.ndarray:
+    """Numbers below `count`: all of them, or `most` in the middle of equal parts."""
+    wanted = min(most, count)
+    return (2 * np.arange(wanted) + 1) * count // (2 * wanted)
+
+
+def _mod_share(spec: AttentionSpec) -> float:
+    program = spec.meaning.mask_mod
+    if program is None or spec.is_packed:
+        return 1.0
+    return _share(program, spec.seq_len_q, spec.seq_len_kv, spec.band)

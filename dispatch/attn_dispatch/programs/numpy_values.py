@@ -1,0 +1,115 @@
+"""What a mask_mod says of pairs of positions, by NumPy: no array of JAX's is made.
+
+Arrays that the mod reads may be traced, so what depends on them is not known: neither surely True
+nor surely False. A condition is therefore two arrays, where it may be True and where it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.typed_jax import type_of
+
+_Known = Any
+"""A NumPy array or number of integers, or of floating numbers."""
+
+
+class _Condition:
+    """Where a condition may be True, and where it must be."""
+
+    def __init__(self, may: _Known, must: _Known) -> None:
+        self.may, self.must = may, must
+
+
+_UNKNOWN = _Condition(True, False)
+"""Stands for every value that is not known, whatever its dtype."""
+
+_Value = _Known | _Condition
+
+
+def may_attend(program: ModProgram, b: _Known, n: _Known, t: _Known, s: _Known) -> np.ndarray:
+    """bool, of the indices' broadcast shape: False where the mask_mod is known to be False."""
+    jaxpr = program.body.jaxpr
+    values: dict[Var, _Value] = dict.fromkeys(jaxpr.invars, _UNKNOWN)
+    values |= dict(zip(jaxpr.invars, (b, n, t, s), strict=False))
+    values |= dict(zip(jaxpr.constvars, program.body.consts, strict=True))
+
+    def read(x: Var | Literal) -> _Value:
+        return x.val if isinstance(x, Literal) else values[x]
+
+    with np.errstate(all="ignore"):
+        for equation in jaxpr.eqns:
+            found = _computed(equation, [read(x) for x in equation.invars])
+            values |= dict.fromkeys(equation.outvars, found)
+    may = _as_condition(read(jaxpr.outvars[0])).may
+    return np.broadcast_to(np.asarray(may, bool), np.broadcast_shapes(*map(np.shape, (b, n, t, s))))
+
+
+def _computed(equation: JaxprEqn, values: list[_Value]) -> _Value:
+    name, are_known = equation.primitive.name, not any(isinstance(x, _Condition) for x in values)
+    if are_known and name == "convert_element_type":
+        return np.asarray(values[0]).astype(equation.params["new_dtype"])
+    if are_known and name in _NUMBERS:
+        return _NUMBERS[name](*values)
+    if type_of(equation.outvars[0]).dtype != np.bool_:
+        return _UNKNOWN
+    conditions = [_as_condition(x) for x in values]
+    if name == "select_n":
+        condition, no, yes = conditions
+        return _or(_and(condition, yes), _and(_not(condition), no))
+    return _LOGICAL[name](*conditions) if name in _LOGICAL else _UNKNOWN
+
+
+def _as_condition(x: _Value) -> _Condition:
+    return x if isinstance(x, _Condition) else _Condition(x, x)
+
+
+def _and(x: _Condition, y: _Condition) -> _Condition:
+    return _Condition(np.logical_and(x.may, y.may), np.logical_and(x.must, y.must))
+
+
+def _or(x: _Condition, y: _Condition) -> _Condition:
+    return _Condition(np.logical_or(x.may, y.may), np.logical_or(x.must, y.must))
+
+
+def _not(x: _Condition) -> _Condition:
+    return _Condition(np.logical_not(x.must), np.logical_not(x.may))
+
+
+_LOGICAL: Mapping[str, Callable[..., _Condition]] = {"and": _and, "or": _or, "not": _not}
+
+
+def _quotient(x: _Known, y: _Known) -> _Known:
+    if np.issubdtype(np.result_type(x), np.floating):
+        return np.divide(x, y)
+    found: _Known = np.abs(x) // np.maximum(np.abs(y), 1)  # rounds toward zero, as XLA does
+    return np.where(np.sign(x) * np.sign(y) < 0, -found, found)
+
+
+def _clamped(low: _Known, x: _Known, high: _Known) -> _Known:
+    return np.clip(x, low, high)
+
+
+def _selected(condition: _Known, no: _Known, yes: _Known) -> _Known:
+    return np.where(condition, yes, no)
+
+
+def _same(x: _Known, *_: _Known) -> _Known:
+    return x
+
+
+_NUMBERS: dict[str, Callable[..., _Known]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
+    "max": np.maximum, "min": np.minimum, "sign": np.sign, "div": _quotient, "rem": np.fmod,
+    "clamp": _clamped, "floor": np.floor, "ceil": np.ceil, "select_n": _selected, "eq": np.equal,
+    "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "not": np.invert, "shift_left": np.left_shift, "shift_right_logical": np.right_shift,
+    "shift_right_arithmetic": np.right_shift, "broadcast_in_dim": _same, "squeeze": _same,
+    "copy": _same, "sqrt": np.sqrt, "exp": np.exp,
+}  # fmt: skip

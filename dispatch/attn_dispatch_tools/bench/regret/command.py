@@ -1,0 +1,73 @@
+"""`attn-dispatch bench --regret`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from attn_dispatch import fa4, flash
+from attn_dispatch_tools.bench.regret.draws import drawn
+from attn_dispatch_tools.bench.regret.run import save, timed_rows
+from attn_dispatch_tools.bench.regret.summary import regrets, table
+from attn_dispatch_tools.bench.regret.timed_call import TimedCall
+from attn_dispatch_tools.reports.environment import environment, file_name
+
+_SECONDS = 0.01
+"""The default length of one measurement."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a regret run to those of `bench`."""
+    group = parser.add_argument_group("regret")
+    group.add_argument(
+        "--regret", type=int, metavar="N",
+        help="draw N calls of every kind, time each implementation that can run each, and print "
+        "the default's time over the best one's",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the draws")
+    group.add_argument(
+        "--regret-of", type=Path, metavar="FILE",
+        help="time the calls of an earlier report again instead of drawing",
+    )  # fmt: skip
+    group.add_argument(
+        "--no-peers", action="store_true", help="leave out jax.nn and tokamax as further columns"
+    )
+    group.add_argument(
+        "--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2), metavar="N",
+        help="processes that compile (default: half of the cores)",
+    )  # fmt: skip
+
+
+def is_asked(args: argparse.Namespace) -> bool:
+    """Whether the options of `bench` ask for a regret run."""
+    return args.regret is not None or args.regret_of is not None
+
+
+def run(args: argparse.Namespace, folder: Path) -> None:
+    """Time the calls, save the report after each, and print the summary."""
+    if args.regret_of is not None:
+        rows = json.loads(args.regret_of.read_text())
+        calls = [TimedCall.from_json(x) for x in rows.get("calls") or rows["cells"]]
+        calls = calls[: args.regret]
+    else:
+        calls = drawn(args.regret, args.seed)
+    facts = environment()
+    facts |= {"extras": dict(x for x in (flash.version(), fa4.version()) if x is not None)}
+    facts |= {"seed": args.seed if args.regret_of is None else args.regret_of.name}
+    path = folder / f"{file_name(f'regret_{args.seed}', facts)}.json"
+    print(f"{facts['device']}, {facts['extras']}, cuDNN {facts['cudnn']}; {len(calls)} calls")
+    found = []
+    for row in timed_rows(
+        calls,
+        processes=args.processes,
+        seconds=args.seconds or _SECONDS,
+        time_limit=args.time_limit or 3600.0,
+        is_alone=args.no_peers,
+    ):
+        found.append(row)
+        save(path, facts, found)
+    for line in table(regrets(found)):
+        print(line)
+    print(f"{len(calls) - len(found)} calls were not timed; {path}")

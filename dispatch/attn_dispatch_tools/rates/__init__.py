@@ -1,0 +1,1 @@
+"""Fitting the rates of core/choice to measured times."""
