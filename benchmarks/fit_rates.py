@@ -31,6 +31,7 @@ _PROCESSORS = 132
 SOURCES = {
     "NVIDIA H200": (
         "choices-NVIDIA_H200-9_19_0.json",
+        "regret_1001-NVIDIA_H200-9_19_0.json",
         "choices_absorbed-NVIDIA_H200-9_19_0.json",
         "choices_wide-NVIDIA_H200-9_19_0.json",
     ),

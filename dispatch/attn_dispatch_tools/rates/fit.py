@@ -22,6 +22,9 @@ _PRIOR = 1e-5
 _SHARPNESS = 6.0
 _BEND = 0.1
 """Errors of a logarithm above this count linearly, so that a wrong measurement weighs little."""
+_SHARED = 0.2
+"""The weight of the error itself, beside that relative to other implementations of the call."""
+_LEAST_WEIGHT = 0.3
 _TINY = -3.0
 """The logarithm of an addition of 0.05 us or 5 %, from which those of traits start."""
 
@@ -84,10 +87,25 @@ def predictions(p: Parameters, x: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def _loss(p: Parameters, prior: Parameters, x: Mapping[str, jax.Array]) -> jax.Array:
-    error = jnp.abs(jnp.log(predictions(p, x) / x["time"]))
-    bent = jnp.where(error < _BEND, error**2 / (2 * _BEND), error - _BEND / 2)
+    """The error of the choice: an error that all implementations of a call share changes none.
+
+    An implementation that is much slower than the best one is not chosen whatever its error.
+    """
+    error = jnp.log(predictions(p, x) / x["time"])
+    count = x["group"].shape[0]
+    best = jax.ops.segment_min(x["time"], x["group"], count)[x["group"]]
+    weight = jnp.maximum((best / x["time"]) ** 2, _LEAST_WEIGHT)
+    total = jax.ops.segment_sum(weight, x["group"], count)
+    shared = jax.ops.segment_sum(weight * error, x["group"], count) / jnp.maximum(total, 1e-6)
+    own = error - shared[x["group"]]
     distance = sum(((p[k] - prior[k]) ** 2).sum() for k in p)
-    return bent.mean() + _PRIOR * distance
+    both = _bent(own) + _SHARED * _bent(error)
+    return (weight * both).sum() / weight.sum() + _PRIOR * distance
+
+
+def _bent(error: jax.Array) -> jax.Array:
+    size = jnp.abs(error)
+    return jnp.where(size < _BEND, size**2 / (2 * _BEND), size - _BEND / 2)
 
 
 def fitted(found: Observations, prior: Parameters | None = None, steps: int = _STEPS) -> Parameters:

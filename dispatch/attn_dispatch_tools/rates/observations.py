@@ -74,8 +74,8 @@ class Observations:
     is_device: np.ndarray
     """1 for the device's own time, 0 for wall time."""
     time: np.ndarray
-    call: np.ndarray
-    """The index of the `Measured`."""
+    group: np.ndarray
+    """The same number for all times of one call, direction and kind of time."""
     dims: np.ndarray
     tiles: np.ndarray
     """Per processor."""
@@ -105,11 +105,11 @@ def observations(measured: Sequence[Measured], processors: int) -> Observations:
                         "is_step": float(len(passes) == 2),
                         "is_device": float(is_device),
                         "time": time,
-                        "call": index,
+                        "group": 2 * index + is_device,
                     }
                     | {key: [y[key] for y in both] for key in both[0]}
                 )
-    integers = {"name", "call", "dims"}
+    integers = {"name", "group", "dims"}
     return Observations(
         **{
             key: np.asarray([x[key] for x in rows], np.int32 if key in integers else np.float32)

@@ -52,11 +52,12 @@ class Work:
     """Tiles of the longest row: of a block of queries or, backward, of keys."""
     longest_listed: float
     blocks: float
-    """Blocks of queries, over all batch rows and heads."""
+    """Blocks of queries, over all batch rows, heads and sequences, empty ones included."""
     megabytes: float
     """Arrays of rows and of keys, and their gradients."""
     pair_megabytes: float
-    """Arrays by pairs of queries and keys: a bias, a mask."""
+    """Arrays by pairs of queries and keys: a bias, a mask, and what a mask_mod allows, which counts
+    for implementations that make an array of it."""
     assumed: str
     """What was assumed because only arrays tell; "" for nothing."""
 
@@ -65,6 +66,8 @@ class Work:
 def work_of(spec: AttentionSpec) -> Work:
     """The work of a call whose dims are all known."""
     rows, queries, keys, assumed = _sequences(spec)
+    # A kernel launches blocks for as many queries as each sequence may have.
+    launched = spec.longest_sequences[0] if spec.is_packed and rows > 1 else spec.seq_len_q
     counts = _tiles_in_band(spec, queries, keys)
     in_band = _tiles_in_band(spec, spec.seq_len_q, spec.seq_len_kv)
     heads = spec.batch * spec.num_heads
@@ -84,7 +87,7 @@ def work_of(spec: AttentionSpec) -> Work:
         in_band=heads * float(in_band.sum()),
         longest=longest,
         longest_listed=max(longest * share, 1.0),
-        blocks=float(heads * _count(spec.seq_len_q)),
+        blocks=float(heads * rows * _count(launched)),
         megabytes=_megabytes(spec),
         pair_megabytes=_pair_megabytes(spec),
         assumed=assumed,
@@ -140,6 +143,7 @@ def _pair_megabytes(spec: AttentionSpec) -> float:
     pairs = spec.batch * spec.num_heads * spec.seq_len_q * spec.seq_len_kv / 1e6
     widths = {"bias": 2, "mask": 1}
     found = sum(pairs * width for name, width in widths.items() if spec.has(name))
+    found += pairs if spec.meaning.mask_mod is not None else 0
     return found + (2 * pairs if "bias" in spec.wanted.gradients else 0)
 
 

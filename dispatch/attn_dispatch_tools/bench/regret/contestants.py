@@ -18,8 +18,9 @@ from attn_dispatch_tools.bench.regret.timed_call import FORWARD, STEP, TimedCall
 DEFAULT = "default"
 """The call without `implementation=`, where it runs no single implementation's program."""
 
-_MOST_PAIRS = 2**30
-"""XLA is left out of calls with more scores than this."""
+_HOPELESS = 3.0
+"""XLA, whose programs take longest to compile, is left out where its predicted time is this many
+times that of the best kernel."""
 
 Program = Callable[..., Any]
 
@@ -31,9 +32,11 @@ class Contest:
     call: TimedCall
     programs: dict[str, dict[str, Program]] = field(default_factory=lambda: {FORWARD: {}, STEP: {}})
     chosen: dict[str, str] = field(default_factory=dict[str, str])
-    """By direction, the implementations that the default runs: "flash", or "cudnn+fa4" for a
-    forward and a backward pass by different ones."""
+    """By direction, the implementation whose program the default is; DEFAULT if it is none's, but
+    one of several implementations."""
     failed: dict[str, str] = field(default_factory=dict[str, str])
+    inputs: tuple[jax.Array, ...] = ()
+    """The arrays that the programs take."""
     compiled: list[Any] = field(default_factory=list[Any])
     """Kept because JAX uses them for calls of the jitted functions."""
 
@@ -45,28 +48,33 @@ def contest(call: TimedCall, device: Device, *, has_peers: bool) -> Contest:
     shared = {name: x for name, x in call.arguments.items() if name in arrays}
     out_grad = jax.eval_shape(call.out_grad, arrays)
     inputs = (out_grad, *distinct_arrays(shared))
+    found.inputs = _inputs_of(call)
     for direction in (FORWARD, STEP)[: 1 + call.is_training]:
         passes = call.passes(direction)
-        names = [x for x in _candidates(passes[0]) if _runs(x, passes, device)]
-        chosen = [_default(spec, device) for spec in passes]
-        found.chosen[direction] = "+".join(dict.fromkeys(chosen))
+        names = [x for x in _candidates(passes, device) if _runs(x, passes, device)]
         programs: dict[str, Program] = {x: call.program(shared, x, direction) for x in names}
-        if found.chosen[direction] not in names:
-            programs[DEFAULT] = call.program(shared, None, direction)
-        if has_peers:
-            programs |= {
-                peer.NAME: program
-                for peer in PEERS
-                if (program := peer.program(call, direction)) is not None
-            }
-        for name, program in programs.items():
-            _compile(found, direction, name, program, inputs)
+        texts = {x: _compile(found, direction, x, y, inputs) for x, y in programs.items()}
+        default = call.program(shared, None, direction)
+        text = jax.jit(default).lower(*inputs).as_text()
+        # Programs of one text are timed once: two times of a program differ by noise alone.
+        same = [x for x in names if texts[x] == text]
+        found.chosen[direction] = same[0] if same else DEFAULT
+        if not same:
+            _compile(found, direction, DEFAULT, default, inputs)
+        for peer in PEERS if has_peers else ():
+            if (program := peer.program(call, direction)) is not None:
+                _compile(found, direction, peer.NAME, program, inputs)
     return found
 
 
-def _candidates(spec: AttentionSpec) -> list[str]:
-    pairs = spec.batch * spec.num_heads * spec.seq_len_q * spec.seq_len_kv
-    return [x for x in select.names() if x != "xla" or pairs <= _MOST_PAIRS]
+def _candidates(passes: Sequence[AttentionSpec], device: Device) -> list[str]:
+    """The implementations worth timing. What has no prediction is."""
+    found = [select.ranked(x, device).predictions for x in passes]
+    known = set(select.names()).intersection(*found)
+    times = {x: sum(passes[x].device for passes in found) for x in known}
+    kernels = [us for name, us in times.items() if name != "xla"]
+    is_hopeless = bool(kernels) and times.get("xla", 0.0) > _HOPELESS * max(min(kernels), 50.0)
+    return [x for x in select.names() if x != "xla" or not is_hopeless]
 
 
 def _runs(name: str, passes: Sequence[AttentionSpec], device: Device) -> bool:
@@ -75,26 +83,21 @@ def _runs(name: str, passes: Sequence[AttentionSpec], device: Device) -> bool:
     return all(select.by_engine(x.by(name), device, name, "") is not None for x in passes)
 
 
-def _default(spec: AttentionSpec, device: Device) -> str:
-    try:
-        return select.choose(spec, device).NAME
-    except NotImplementedError:
-        return "none"
-
-
 def _compile(
     found: Contest, direction: str, name: str, program: Program, inputs: Sequence[Any]
-) -> None:
+) -> str:
+    """Compile a program, and return its text; "" if that fails."""
     try:
         jitted = jax.jit(program)
-        found.compiled.append(jitted.lower(*inputs).compile())
+        lowered = jitted.lower(*inputs)
+        found.compiled.append(lowered.compile())
     except Exception as error:  # a peer may raise anything
         found.failed[f"{name}, {direction}"] = first_line(error)
-    else:
-        found.programs[direction][name] = jitted
+        return ""
+    found.programs[direction][name] = jitted
+    return lowered.as_text()
 
 
-def inputs_of(call: TimedCall) -> tuple[jax.Array, ...]:
-    """The arrays that the call's programs take."""
+def _inputs_of(call: TimedCall) -> tuple[jax.Array, ...]:
     arrays: Mapping[str, jax.Array] = call.arrays()
     return call.out_grad(arrays), *distinct_arrays(arrays)

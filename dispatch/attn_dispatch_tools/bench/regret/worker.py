@@ -16,12 +16,12 @@ import jax
 from attn_dispatch.core.tuning.timing import orders, seconds_per_call, turns
 from attn_dispatch.devices.target import default_device
 from attn_dispatch_tools.bench.device_time import busy_seconds_of_each
-from attn_dispatch_tools.bench.regret.contestants import Contest, contest, inputs_of
+from attn_dispatch_tools.bench.regret.contestants import Contest, contest
 from attn_dispatch_tools.bench.regret.timed_call import TimedCall
 
 _HOPELESS = 2.5
 """A program that takes this many times the best time is timed once."""
-_SHORT = 2e-4
+_SHORT = 1e-3
 """Programs of fewer seconds are all timed, because a single measurement of them says little."""
 _LEAST_ROUNDS = 6
 _LAUNCHES = 150.0
@@ -68,7 +68,7 @@ def work(
 
 def measured(found: Contest, seconds: float) -> dict[str, Any]:
     """The line of a call: itself, what the default runs, and microseconds by direction and name."""
-    row, arrays = found.call.to_json(), inputs_of(found.call)
+    row, arrays = found.call.to_json(), found.inputs
     row["default"] = found.chosen
     for direction, programs in found.programs.items():
         if programs:
