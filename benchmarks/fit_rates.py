@@ -12,13 +12,17 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import jax
 
+from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.choice import order
 from attn_dispatch.core.choice.rates import DeviceRates, to_json
-from attn_dispatch.core.choice.time_model import XLA_MARGIN, predicted
+from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.rates.fit import as_rates, fitted, parameters_of
 from attn_dispatch_tools.rates.observations import Measured, measured_in, observations
 from attn_dispatch_tools.rates.replay import Replayed, replayed
@@ -27,6 +31,8 @@ ROOT = Path(__file__).parents[1]
 RATES = ROOT / "dispatch/attn_dispatch/core/choice/rates.json"
 _PROCESSORS = 132
 """Streaming multiprocessors of an H100 SXM and of an H200."""
+
+_DEVICE = parse("h200")
 
 SOURCES = {
     "NVIDIA H200": (
@@ -65,14 +71,22 @@ def regret(device: DeviceRates, measured: Sequence[Measured]) -> list[Replayed]:
     """The regret of the model alone."""
 
     def first(spec: AttentionSpec, names: Sequence[str], is_alone: bool) -> str:
-        times = {x: y for x in names if (y := predicted(device, x, spec)) is not None}
-        margins = {x: XLA_MARGIN if x == "xla" else 1.0 for x in times}
-        return min(
-            times or dict.fromkeys(names),
-            key=lambda x: margins[x] * (times[x].alone if is_alone else times[x].device),
-        )
+        now = replace(settings.current(), is_alone=is_alone)
+        known = [_Timed(x, None if x == "xla" else "cuda") for x in names]
+        with settings.restored(now), mock.patch.object(order, "rates_for", lambda _: device):
+            return order.ranking(known, spec, _DEVICE, lambda *_: True).order[0].NAME
 
-    return replayed(measured, first)
+    with mock.patch.object(order, "_may_replace_kernels", lambda *_: True):
+        return replayed(measured, first)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """An implementation as a report knows it."""
+
+    NAME: str
+    PLATFORM: str | None
+    IS_EXTRA: bool = True
 
 
 def main() -> None:

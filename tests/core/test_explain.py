@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention, explain
-from attn_dispatch.core import preferences, select
+from attn_dispatch.core import select
 from attn_dispatch.devices.implementation import NOTHING, Plan
 from attn_dispatch.devices.target import CPU, default_device, device_for, parse
 from attn_dispatch.text import in_units
@@ -59,7 +59,7 @@ def test_forward_and_backward_can_have_different_implementations():
     q = jax.ShapeDtypeStruct((1, 128, 2, 256), jnp.float16)
     explanation = explain(q, q, q, target="sm80")
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "xla")
-    refused = explanation.backward[0]
+    (refused,) = (x for x in explanation.backward if x.implementation == "cudnn")
     assert refused.plan is None and "hidden_dim" in str(refused.reasons[0])
     text = str(explanation)
     assert "chosen    forward: cudnn, backward: xla" in text
@@ -116,17 +116,16 @@ def test_preference_list_is_explained_in_order():
     assert explanation.chosen_forward == "xla"
 
 
-def test_explanation_names_the_measurement_that_puts_an_implementation_first():
+def test_explanation_says_what_the_order_follows():
     q = jax.ShapeDtypeStruct((1, 2048, 8, 512), jnp.bfloat16)
     found = explain(q, q, q, target="h100")
-    ((name, file),) = ((x.implementation, x.measured) for x in found.forward if x.measured)
-    assert file in {r["measured"] for r in preferences.rows() if r["first"] == name}
-    assert f"measured:  the fastest for such calls in {file}" in found.text(width=200)
+    assert found.basis.startswith("by predicted time, measured on NVIDIA H100")
+    assert f"order     {found.basis}" in found.text(width=200)
     for other in (
         explain(q, q, q, target="h100", implementation=("xla", "cudnn")),
         explain(q, q, q, target="cpu"),
     ):
-        assert not any(x.measured for x in other.forward)
+        assert not other.basis and not any(x.predicted for x in other.forward)
 
 
 def test_arrays_and_shapes_give_equal_explanations():

@@ -265,8 +265,11 @@ def _lower_partitioned(
             return whole.results_by(bind, operands)
         return partitioned(bind, whole, operands, is_in_group=others is not None)
 
-    is_alone = devices == 1 and is_whole_program(operands, options)
-    with settings.restored(replace(settings.current(), is_alone=is_alone)):
+    now = settings.current()
+    # On the machine of a target, or of an exported program, the host's time is not known.
+    is_here = devices == 1 and not now.targets and not jax_compat.is_export(ctx)
+    is_alone = is_here and is_whole_program(operands, options)
+    with settings.restored(replace(now, is_alone=is_alone)):
         return jax_compat.lower_as(call, found or ctx, operands)
 
 

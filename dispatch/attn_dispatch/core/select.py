@@ -338,7 +338,9 @@ def asked_in_order(
 
 
 def ranked(spec: AttentionSpec, device: Device) -> Ranking:
-    """The order of implementations for a call that leaves the choice open and is not tuned."""
+    """The order of implementations for a call; without predictions if the caller named some."""
+    if wanted := spec.meaning.implementation:
+        return Ranking(tuple(map(named, wanted)), {})
     return ranking(implementations(), spec, device, is_expected)
 
 
@@ -347,7 +349,4 @@ def _with_engine(spec: AttentionSpec, engine: str) -> AttentionSpec:
 
 
 def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
-    if wanted := spec.meaning.implementation:
-        by_name = {implementation.NAME: implementation for implementation in implementations()}
-        return [by_name[name] for name in wanted]
     return ranked(spec, device).order

@@ -16,6 +16,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import reading
 from attn_dispatch.text import error_text
+from attn_dispatch_tools.rates.measure import measure
 from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
@@ -30,10 +31,14 @@ FILE is a Python script or a list of calls as JSON. A script runs with the argum
 and each of its calls is tuned when it is compiled. Calls in JSON are tuned for their forward and
 backward passes.
 
+With --rates there is no FILE: drawn calls are timed for two minutes, and the rates that fit them
+are kept, by which calls that are not tuned choose their implementation.
+
 """
 _EXAMPLES = (
     "attn-dispatch tune train.py --steps 3",
     "attn-dispatch tune --seconds 60 calls.json",
+    "attn-dispatch tune --rates",
 )
 
 
@@ -52,7 +57,12 @@ def add_parser(commands: Commands, help: str) -> None:
     parser.add_argument(
         "--inference", action="store_true", help="leave out the backward passes of calls in JSON"
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a script, or calls as JSON")
+    parser.add_argument(
+        "--rates", action="store_true", help="measure the rates of this card, in two minutes"
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", metavar="FILE", help="a script, or calls as JSON"
+    )
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
     )
@@ -60,7 +70,12 @@ def add_parser(commands: Commands, help: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Tune the calls of the file. Ends the process with status 1 if none of them can be tuned."""
+    if args.rates:
+        _measure_rates(args.file)
+        return
     try:
+        if args.file is None:
+            raise ValueError("expected FILE or --rates, got neither")
         if args.file.is_dir():
             raise ValueError(f"{args.file}: expected a file, got a folder")
         args.file.stat()
@@ -80,6 +95,15 @@ def main(args: argparse.Namespace) -> None:
     if lost := winners.not_kept(kept):
         are = "winner is" if lost == 1 else "winners are"
         raise SystemExit(f"error: {lost} {are} not kept in {kept}")
+
+
+def _measure_rates(file: Path | None) -> None:
+    if file is not None:
+        raise SystemExit(f"error: --rates takes no FILE, got {file}")
+    try:
+        print(f"rates are kept in {measure()}")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error_text(error)}") from error
 
 
 def _calls(file: Path, arguments: list[str]) -> list[tuple[str, AttentionSpec]] | None:

@@ -149,6 +149,7 @@ def as_rates(p: Parameters, found: Observations) -> dict[tuple[str, str], Rate]:
 
             rates[name, direction] = Rate(
                 **{k: _rounded(x) for k, x in value.items() if np.ndim(x) == 0},
+                traits=tuple(TRAITS[k] for k in traits),
                 tile={HEAD_DIMS[k]: _rounded(value["tile"][k]) for k in dims},
                 host_times=some("host_times", 0.01, 1.0),
                 start_plus=some("start_plus", 0.2, 0.0),
@@ -171,7 +172,7 @@ def parameters_of(rates: Mapping[tuple[str, str], Rate]) -> Parameters:
                 places = HEAD_DIMS if key == "tile" else TRAITS
                 for k, number in value.items():
                     p[key][(*at, places.index(k))] = np.log(max(number, 1e-6))
-            else:
+            elif key != "traits":
                 p[key][at] = np.log(max(value, 1e-6))
     return {key: jnp.asarray(x) for key, x in p.items()}
 

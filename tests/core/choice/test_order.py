@@ -15,6 +15,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.choice import order, rates
 from attn_dispatch.core.choice.rates import DeviceRates, Rate
+from attn_dispatch.core.choice.traits import TRAITS
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import CPU, parse
 from attn_dispatch.inspection import explain, spec_of
@@ -39,7 +40,9 @@ def spec(**facts: Any) -> AttentionSpec:
 
 
 def a_rate(tile: float, host: float = 10.0, **further: Any) -> Rate:
-    return Rate(host, 1.0, 0.0, 0.0, 0.0, 0.0, {"64": tile, "128": tile, "512": tile}, **further)
+    return Rate(
+        host, 1.0, 0.0, 0.0, 0.0, 0.0, {"64": tile, "128": tile, "512": tile}, TRAITS, **further
+    )
 
 
 @pytest.fixture

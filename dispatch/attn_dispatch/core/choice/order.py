@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
-from attn_dispatch.core.choice.rates import PUBLIC_REPORTS, rates_for
+from attn_dispatch.core.choice.rates import PUBLIC_REPORTS, DeviceRates, rates_for
 from attn_dispatch.core.choice.time_model import XLA_MARGIN, Prediction, predicted
 from attn_dispatch.core.choice.work import work_of
 from attn_dispatch.core.eligibility import reasons_and_chain
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
+
+_WORTH_TWO = 0.9
+"""Two implementations run the passes of a step if they take less than this share of the time."""
 
 IsExpected = Callable[[Implementation, Device], bool]
 
@@ -51,16 +54,12 @@ def ranking(
         return Ranking(tuple(implementations), {})
     if (rates := rates_for(device)) is None:
         return _unmeasured(implementations, device)
-    times: dict[str, float] = {}
-    predictions: dict[str, Prediction] = {}
-    for x in implementations:
-        found = predicted(rates, x.NAME, spec) if is_expected(x, device) else None
-        if found is not None:
-            predictions[x.NAME] = found
-            times[x.NAME] = found.alone if settings.current().is_alone else found.device
-    kernels = [x for x in implementations if x.PLATFORM and x.NAME in times]
+    expected = [x for x in implementations if is_expected(x, device)]
+    predictions = _predictions(rates, expected, spec)
+    times = _deciding_times(predictions, rates, expected, spec)
+    kernels = [x for x in expected if x.PLATFORM and x.NAME in times]
     first = sorted(kernels, key=lambda x: times[x.NAME])
-    for xla in (x for x in implementations if x.PLATFORM is None and x.NAME in times):
+    for xla in (x for x in expected if x.PLATFORM is None and x.NAME in times):
         slower = [x for x in first if times[x.NAME] >= XLA_MARGIN * times[xla.NAME]]
         # Only where every kernel that would run the call is slower is the question worth asking.
         if slower and _may_replace_kernels(xla, slower, spec, device):
@@ -70,6 +69,48 @@ def ranking(
     basis = f"by predicted time, {rates.measured_on(device)}"
     basis += f"; assumed: {assumed}" if assumed else ""
     return Ranking((*first, *others), predictions, basis)
+
+
+def _predictions(
+    rates: DeviceRates, implementations: Sequence[Implementation], spec: AttentionSpec
+) -> dict[str, Prediction]:
+    found = {x.NAME: predicted(rates, x.NAME, spec) for x in implementations}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def _deciding_times(
+    predictions: Mapping[str, Prediction],
+    rates: DeviceRates,
+    implementations: Sequence[Implementation],
+    spec: AttentionSpec,
+) -> dict[str, float]:
+    """The times by which implementations are ordered.
+
+    The passes of a step go to one implementation, unless two are predicted to save a tenth: the
+    sums are known better than their parts, and arrays of masks serve both passes.
+    """
+    own = _microseconds(predictions)
+    other_pass = _other_pass(spec)
+    if other_pass is None:
+        return own
+    other = _microseconds(_predictions(rates, implementations, other_pass))
+    sums = {name: us + other[name] for name, us in own.items() if name in other}
+    if not sums or min(own.values()) + min(other.values()) < _WORTH_TWO * min(sums.values()):
+        return own
+    return {name: sums.get(name, sum(sums.values()) + us) for name, us in own.items()}
+
+
+def _microseconds(predictions: Mapping[str, Prediction]) -> dict[str, float]:
+    is_alone = settings.current().is_alone
+    return {name: x.alone if is_alone else x.device for name, x in predictions.items()}
+
+
+def _other_pass(spec: AttentionSpec) -> AttentionSpec | None:
+    """The call of the other direction in a training step; None if there is none."""
+    if not spec.is_backward:
+        return spec.expected_backward()
+    options = spec.options.forward
+    return AttentionSpec(options, spec.operands[: len(options.operands)])
 
 
 def _unmeasured(implementations: Sequence[Implementation], device: Device) -> Ranking:

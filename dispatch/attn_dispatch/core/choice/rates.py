@@ -45,11 +45,17 @@ class Rate:
     megabyte: float
     pair_megabyte: float
     tile: Numbers
+    traits: tuple[str, ...] = ()
+    """The traits of the calls that were measured. No time is predicted of calls with others."""
     host_times: Numbers = field(default_factory=dict[str, float])
     start_plus: Numbers = field(default_factory=dict[str, float])
     tile_times: Numbers = field(default_factory=dict[str, float])
     path_times: Numbers = field(default_factory=dict[str, float])
     megabyte_plus: Numbers = field(default_factory=dict[str, float])
+
+    def knows(self, traits: tuple[str, ...]) -> bool:
+        """Whether calls with these traits were measured."""
+        return set(traits) <= set(self.traits)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,6 +70,8 @@ class Rate:
         values: dict[str, Any] = {x.name: found[x.name] for x in fields(Rate) if x.name in found}
         tables = [cast("dict[str, object]", x) for x in values.values() if isinstance(x, dict)]
         alone = [x for x in values.values() if not isinstance(x, dict)]
+        values["traits"] = tuple(values.get("traits", ()))
+        alone = [x for x in alone if not isinstance(x, list)]
         if not all(map(_is_number, (*alone, *(y for x in tables for y in x.values())))):
             raise ValueError(f"expected numbers from 0 to 1e9 in a rate, got {values}")
         return Rate(**values)

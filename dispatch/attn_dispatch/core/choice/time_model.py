@@ -41,10 +41,10 @@ def together(host: float, device: float) -> float:
 def predicted(rates: DeviceRates, implementation: str, spec: AttentionSpec) -> Prediction | None:
     """The time of the call by an implementation; None if its rate is not known."""
     rate = rates.rates.get((implementation, "backward" if spec.is_backward else "forward"))
-    dims = head_dims_of(spec)
-    if rate is None or dims not in rate.tile:
+    dims, traits = head_dims_of(spec), traits_of(spec)
+    if rate is None or dims not in rate.tile or not rate.knows(traits):
         return None
-    work, traits = work_of(spec), traits_of(spec)
+    work = work_of(spec)
     return Prediction(
         rate.host * _product(rate.host_times.get(x, 1.0) for x in traits),
         _device_time(rate, work, traits, rate.tile[dims], implementation, rates.processors),

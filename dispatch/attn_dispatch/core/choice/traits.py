@@ -29,7 +29,6 @@ _TRAITS: Mapping[str, Callable[[AttentionSpec], bool]] = {
     "score_mod": lambda x: x.meaning.score_mod is not None,
     "mask_mod": lambda x: x.meaning.mask_mod is not None,
     "mask": lambda x: x.has("mask"),
-    "lse gradient": lambda x: x.has("lse_grad"),
 }
 
 TRAITS = tuple(_TRAITS)
