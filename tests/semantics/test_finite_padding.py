@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, finite_padding, ragged_dot_product_attention
+from attn_dispatch import dot_product_attention, finite_padding
 from attn_dispatch.core import primitive
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.fa4 import compiled
@@ -22,7 +22,7 @@ from tests.support import fa4_on_cpu, flash_in_numpy
 from tests.support.lowered import lowered_for_cuda
 
 ROWS = 400
-IDS = np.repeat([1, 2, 0, 3], [10, 290, 12, 88]).astype(np.int32)[None]
+IDS = np.repeat([1, 2, 0, 3], [10, 289, 13, 88]).astype(np.int32)[None]
 """Padding begins further from the first document than any tile is long."""
 FULL_IDS = np.repeat([1, 2, 3], [10, 302, 88]).astype(np.int32)[None]
 LENGTHS = {"query_seq_lengths": [8, 8], "key_value_seq_lengths": [8, 8]}
@@ -36,8 +36,7 @@ def meaning(*, ragged: bool = False, **given: Any) -> bool:
     array = ROW if ragged else Q
     if ragged:
         given |= {"max_seqlen_q": 8, "max_seqlen_kv": 8}
-    call = ragged_dot_product_attention if ragged else dot_product_attention
-    return spec_of(call, query=array, key=array, value=array, **given).meaning.finite_padding
+    return spec_of(query=array, key=array, value=array, **given).meaning.finite_padding
 
 
 def ids(*row: int) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def test_calls_that_show_that_there_is_no_padding(given: dict[str, Any], expecte
 def test_the_number_of_rows_is_that_of_the_layout():
     swapped = jax.ShapeDtypeStruct((2, 4, 8, 16), jnp.bfloat16)
     given: dict[str, Any] = {"query": swapped, "key": swapped, "value": swapped}
-    spec = spec_of(dot_product_attention, **given, **LENGTHS, qkv_layout="BNTH")
+    spec = spec_of(**given, **LENGTHS, qkv_layout="BNTH")
     assert spec.meaning.finite_padding
 
 
@@ -93,8 +92,19 @@ def test_the_argument_goes_before_the_setting(monkeypatch: pytest.MonkeyPatch):
         meaning(**OTHERS)
 
 
+def test_pages_may_be_anyones():
+    """Their keys past a length are not the caller's to promise."""
+    pages = jax.ShapeDtypeStruct((4, 8, 4, 16), jnp.bfloat16)
+    with finite_padding(True):
+        spec = spec_of(
+            query=Q, key_pages=pages, value_pages=pages, page_table=np.zeros((2, 2), np.int32),
+            key_value_seq_lengths=[9, 9],
+        )  # fmt: skip
+    assert not spec.meaning.finite_padding
+
+
 def test_anything_but_a_bool_is_refused():
-    with pytest.raises(ValueError, match="finite_padding: expected a bool"):
+    with pytest.raises(ValueError, match="finite_padding: expected True or False"):
         meaning(**OTHERS, finite_padding="yes")
 
 
@@ -244,10 +254,9 @@ def test_nan_in_padding_reaches_only_documents_beside_it(on_cpu: str):
     """What docs/semantics.md says of a broken promise."""
     expected, found = results(on_cpu, 0), results(on_cpu, np.nan, finite_padding=True)
     for name, x in found.items():
-        assert np.isnan(x[:, 10:300]).any(), name
-        for rows in (slice(0, 10), slice(300, 312)):  # a distant document, and padding itself
-            np.testing.assert_array_equal(x[:, rows], expected[name][:, rows], err_msg=name)
-    assert not any(x[:, 300:312].any() for x in found.values())
+        assert np.isnan(x[:, 10:299]).any(), name
+        np.testing.assert_array_equal(x[:, :10], expected[name][:, :10], err_msg=name)
+        assert not x[:, 299:312].any(), name  # padding itself
 
 
 @pytest.mark.parametrize("promised", [False, True])
