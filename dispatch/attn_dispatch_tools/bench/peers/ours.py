@@ -108,6 +108,20 @@ class Ours(JaxPeer):
         return options
 
 
+class FinitePadding(Ours):
+    """The default choice for packed sequences whose padding is promised to be finite."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.name = "ours: finite padding"
+
+    def concerns(self, cell: Cell) -> bool:
+        return bool(cell.lengths)
+
+    def _options(self, cell: Cell) -> dict[str, Any]:
+        return super()._options(cell) | {"finite_padding": True}
+
+
 class _SegmentIds(Ours):
     """The default choice for packed sequences with segment ids and a batch axis."""
 
@@ -190,6 +204,6 @@ class _NotCompared:
 
 
 PEERS = (
-    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla(), _DenseCausal(), _SegmentIds(),
-    _Padded(),
+    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla(), _DenseCausal(), FinitePadding(),
+    _SegmentIds(), _Padded(),
 )  # fmt: skip
