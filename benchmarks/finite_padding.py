@@ -33,7 +33,7 @@ from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.grids import GRIDS
 from attn_dispatch_tools.bench.measure import Options, measure
 from attn_dispatch_tools.bench.peers.dew_flash_attn import DewFlashAttn
-from attn_dispatch_tools.bench.peers.ours import FinitePadding, Ours
+from attn_dispatch_tools.bench.peers.ours import Ours
 from attn_dispatch_tools.bench.peers.peer import PeerCall
 from attn_dispatch_tools.reports.environment import environment
 
@@ -76,7 +76,7 @@ class Known(Ids):
         return PeerCall(attention, ROWS)
 
 
-PEERS = (DewFlashAttn(), Ours(None), FinitePadding(), Ids(), Known())
+PEERS = (DewFlashAttn(), Ours(None), Ours(None, finite_padding=True), Ids(), Known())
 
 
 def kernels(peer: Any, cell: Cell, direction: str, arrays: CellArrays) -> dict[str, float]:

@@ -121,9 +121,7 @@ def _invalid_sequences(spec: AttentionSpec, valid: Operands, of_row: jax.Array) 
     return invalid
 
 
-def _cu_seqlens(
-    spec: AttentionSpec, operands: Operands
-) -> tuple[dict[str, jax.Array], jax.Array]:
+def _cu_seqlens(spec: AttentionSpec, operands: Operands) -> tuple[dict[str, jax.Array], jax.Array]:
     """The cu_seqlens by side, 0 in invalid batch rows, and which rows are invalid, bool [B, 1].
 
     They are where cu_seqlens of one side do not start at 0, do not ascend or exceed the array. As
