@@ -15,6 +15,7 @@ BLOCKS = {
     "fallback": ("error", "raise"),
     "sharded_dropout": ("same", "other"),
     "rewrites": (False, "no"),
+    "finite_padding": (True, 1),
     "aiter_asm": (False, 0),
     "scratch_limit": ("2GB", "2 apples"),
     "tuning": (3.0, -1),

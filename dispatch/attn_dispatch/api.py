@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.call.arguments import Arguments, with_same_lengths
+from attn_dispatch.call.arguments import Arguments, with_known_lengths
 from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.layouts import QkvLayout
@@ -43,6 +43,7 @@ def dot_product_attention(
     key_value_segment_ids: ArrayLike | None = None,
     max_segments: int | None = None,
     max_segment_len: int | None = None,
+    finite_padding: bool | None = None,
     score_mod: ScoreMod | None = None,
     score_mod_args: Sequence[object] = (),
     mask_mod: MaskMod | None = None,
@@ -130,6 +131,12 @@ def dot_product_attention(
       max_segment_len: static, with max_segments: an upper bound on the length of a segment, in
         queries and in keys. Kernels then plan for shorter sequences, which can be faster. A traced
         segment that is longer is NaN.
+      finite_padding: True promises that query, key, value and the output's gradient hold finite
+        numbers in padding, and that no traced length or id is wrong. FlashAttention's kernels then
+        need not set padding to 0 first, for which XLA copies arrays that anything else reads. If
+        padding holds NaN or Inf all the same, the output and gradients of a sequence beside it may
+        be NaN; padding itself still has output and gradients 0. False promises nothing; None leaves
+        it to the setting `attn_dispatch.finite_padding`.
       score_mod: a function of scalars in plain JAX, (score, b, n, t, s, *score_mod_args) -> score.
         b counts the batch dims as one, n query heads, t and s positions inside the sequence or
         segment; inside `jax.shard_map`, b and n are those of the device's part. Floating arrays
@@ -174,7 +181,7 @@ def dot_product_attention(
       NotImplementedError: no implementation that may run the call can; the message gives every
         reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled.
     """
-    arguments = with_same_lengths(
+    arguments = with_known_lengths(
         Arguments(
             query=query,
             key=key,
@@ -197,6 +204,7 @@ def dot_product_attention(
             key_value_segment_ids=key_value_segment_ids,
             max_segments=max_segments,
             max_segment_len=max_segment_len,
+            finite_padding=finite_padding,
             score_mod=score_mod,
             score_mod_args=score_mod_args,
             mask_mod=mask_mod,
@@ -233,6 +241,7 @@ def ragged_dot_product_attention(
     dropout_rate: float = 0.0,
     dropout_key: ArrayLike | None = None,
     deterministic_backward: bool = False,
+    finite_padding: bool | None = None,
     score_mod: ScoreMod | None = None,
     score_mod_args: Sequence[object] = (),
     mask_mod: MaskMod | None = None,
@@ -279,6 +288,8 @@ def ragged_dot_product_attention(
       dropout_rate: static, 0 <= rate < 1.
       dropout_key: a JAX PRNG key, needed if dropout_rate > 0.
       deterministic_backward: require gradients that are bit-equal from call to call.
+      finite_padding: True promises finite numbers in the rows after the last sequence, and right
+        cu_seqlens; where the last number is known to be the number of rows, there are no such rows.
       score_mod: (score, b, n, t, s, *score_mod_args) -> score; b is the number of the sequence.
       score_mod_args: further arguments of score_mod.
       mask_mod: (b, n, t, s, *mask_mod_args) -> bool; b is the number of the sequence.
@@ -298,7 +309,7 @@ def ragged_dot_product_attention(
       NotImplementedError: no implementation that may run the call can; the message gives every
         reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled.
     """
-    arguments = with_same_lengths(
+    arguments = with_known_lengths(
         Arguments(
             query=query,
             key=key,
@@ -317,6 +328,7 @@ def ragged_dot_product_attention(
             dropout_rate=dropout_rate,
             dropout_key=dropout_key,
             deterministic_backward=deterministic_backward,
+            finite_padding=finite_padding,
             score_mod=score_mod,
             score_mod_args=score_mod_args,
             mask_mod=mask_mod,

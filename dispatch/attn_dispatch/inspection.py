@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch import settings
 from attn_dispatch.api import dot_product_attention, ragged_call, ragged_dot_product_attention
-from attn_dispatch.call.arguments import Arguments, holds_structs, with_same_lengths
+from attn_dispatch.call.arguments import Arguments, holds_structs, with_known_lengths
 from attn_dispatch.call.foreign_names import check_names
 from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.call.leading import LeadingCall
@@ -153,7 +153,7 @@ def _public_call(args: Sequence[object], kwargs: Mapping[str, object]) -> _Publi
     check_names(function, kwargs)
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    return _PublicCall(with_same_lengths(Arguments(**bound.arguments)), _CALLS_OF[function])
+    return _PublicCall(with_known_lengths(Arguments(**bound.arguments)), _CALLS_OF[function])
 
 
 _CALLS_OF: dict[Callable[..., Results], Callable[[Arguments], tuple[Call, ...]]] = {

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.call.arguments import Arguments, with_same_lengths
+from attn_dispatch.call.arguments import Arguments, with_known_lengths
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.layouts import KvLayout, separate_pages
 from attn_dispatch.call.leading import LeadingCall
@@ -109,7 +109,7 @@ def paged_attention(
         reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled; and
         at once if the call is differentiated.
     """
-    arguments = with_same_lengths(
+    arguments = with_known_lengths(
         Arguments(
             query=query,
             key_pages=key_pages,

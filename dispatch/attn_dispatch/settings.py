@@ -31,6 +31,9 @@ TUNING = "ATTN_DISPATCH_TUNING"
 AITER_ASM = "ATTN_DISPATCH_AITER_ASM"
 """The environment variable that turns AITER's ASM kernels off with 0."""
 
+FINITE_PADDING = "ATTN_DISPATCH_FINITE_PADDING"
+"""The environment variable of `finite_padding`."""
+
 TRUST_PLANS = "ATTN_DISPATCH_TRUST_PLANS"
 """The environment variable that allows, with 1, plans that another user wrote."""
 
@@ -74,6 +77,8 @@ class Settings:
     """The time to tune each call that is lowered (core/tuning); None does not tune."""
     scratch_limit: ScratchLimit = None
     """The most scratch memory of a call; None is a limit for the device (core/scratch.py)."""
+    finite_padding: bool = False
+    """Padding rows hold finite numbers, for calls that do not say it themselves."""
     context_parallel: ContextParallel = "auto"
     """How a call is split whose arrays are sharded along the sequence."""
     is_exporting: bool = False
@@ -108,6 +113,7 @@ def _from_environment() -> Settings:
         aiter_asm=flag(AITER_ASM, "1"),
         tuning_seconds=_tuning_seconds(),
         scratch_limit=_checked_scratch(os.environ.get(SCRATCH_LIMIT) or None, SCRATCH_LIMIT),
+        finite_padding=flag(FINITE_PADDING),
         context_parallel=_checked_context(*_variable(CONTEXT_PARALLEL, "auto")),
     )
 
@@ -366,6 +372,28 @@ def aiter_asm(wanted: bool) -> Block:
     """
     checked = _checked_bool(wanted, "aiter_asm")
     return Block("aiter_asm", lambda settings: replace(settings, aiter_asm=checked))
+
+
+def finite_padding(promised: bool) -> Block:
+    """Promise, within the block, that padding rows of query, key, value and out_grad are finite.
+
+        with attn_dispatch.finite_padding(True):
+            step(params, batch)
+
+    Kernels then read these arrays as they are. Otherwise `flash` and `fa4` first set padding rows
+    to 0, for which XLA copies arrays that anything else reads. The argument `finite_padding` of a
+    call goes before this. See `dot_product_attention` for what NaN does where the promise is
+    broken.
+
+    Args:
+      promised: True promises it. False (the default) does not. The environment variable
+        ATTN_DISPATCH_FINITE_PADDING=1 means True outside such blocks.
+
+    Raises:
+      ValueError: for anything but a bool.
+    """
+    checked = _checked_bool(promised, "finite_padding")
+    return Block("finite_padding", lambda settings: replace(settings, finite_padding=checked))
 
 
 def scratch_limit(limit: int | str | None) -> Block:

@@ -73,7 +73,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
         monkeypatch.setattr(module, name, recorded)
 
     for module in (api, paged):
-        record(module, "with_same_lengths", cast("list[object]", found.given))
+        record(module, "with_known_lengths", cast("list[object]", found.given))
     for module, name in (
         (paged, "separate_pages"), (paged, "with_cut_table"),
         (call_steps, "rows_first"), (call_steps, "with_number_as_scale"),

@@ -44,16 +44,28 @@ _COPIES = re.compile(rf"= bf16\[(?:1,)?{TOKENS},(?:{HEADS}|{KV_HEADS}),{DIM}\]\S
 _CLEARS = f'custom_call_target="{clear_rows.TARGET}"'
 
 
-def attention(implementation: str, q: Any, k: Any, v: Any, ids: Any) -> Any:
+def attention(
+    implementation: str, q: Any, k: Any, v: Any, ids: Any, *, promised: bool = False
+) -> Any:
     return dot_product_attention(
         q, k, v, query_segment_ids=ids, key_value_segment_ids=ids, max_segments=8,
         max_segment_len=TOKENS, is_causal=True, implementation=implementation,
+        finite_padding=promised,
     )  # fmt: skip
 
 
 def layer(implementation: str, x: Any, weights: Any, ids: Any) -> Any:
     q, k, v = (jnp.einsum("btm,mnd->btnd", x, w) for w in weights[:3])
     return x + jnp.einsum("btnd,mnd->btm", attention(implementation, q, k, v, ids), weights[3])
+
+
+def both(call: Any, q: Any, k: Any, v: Any, out_grad: Any, ids: Any) -> Any:
+    out, pull = jax.vjp(partial(call, ids=ids), q, k, v)
+    return out, pull(out_grad)
+
+
+def gradients(*arguments: Any) -> Any:
+    return both(*arguments)[1]
 
 
 def programs(implementation: str, array: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
@@ -65,12 +77,11 @@ def programs(implementation: str, array: Any) -> Iterator[tuple[str, Any, tuple[
         return [array(*leading, MODEL, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
 
     forward = partial(attention, implementation)
-
-    def gradients(q: Any, k: Any, v: Any, out_grad: Any, ids: Any) -> Any:
-        return jax.vjp(partial(forward, ids=ids), q, k, v)[1](out_grad)
-
+    promised = partial(forward, promised=True)
     yield "the caller's, forward", forward, (query, key, key, ids)
-    yield "the caller's, gradients", gradients, (query, key, key, query, ids)
+    yield "the caller's, gradients", partial(gradients, forward), (query, key, key, query, ids)
+    yield "promised, forward", promised, (query, key, key, ids)
+    yield "promised, both", partial(both, promised), (query, key, key, query, ids)
 
     def loss(x: Any, weights: Any, ids: Any) -> Any:
         return (layer(implementation, x, weights, ids).astype(jnp.float32) ** 2).sum()

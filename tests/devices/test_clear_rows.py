@@ -107,3 +107,10 @@ def test_the_callers_arrays_are_copied_once(report, implementation):
     assert forward == {"copies": [0, 1], "clears": 2}  # value
     gradients = report[f"{implementation}, the caller's, gradients"]
     assert gradients == {"copies": [0, 4], "clears": 4}  # query, key, value and out_grad
+
+
+@pytest.mark.parametrize("implementation", ["fa4", "flash"])
+def test_nothing_is_copied_where_padding_is_promised_to_be_finite(report, implementation):
+    """Not even where the output is a result as well; kernels' own results are cleared in place."""
+    assert report[f"{implementation}, promised, forward"] == {"copies": [0, 0], "clears": 1}
+    assert report[f"{implementation}, promised, both"] == {"copies": [0, 0], "clears": 2}

@@ -58,6 +58,7 @@ class Arguments:
     cu_seqlens_kv: ArrayLike | None = None
     max_seqlen_q: int | None = None
     max_seqlen_kv: int | None = None
+    finite_padding: bool | None = None
     key_pages: ArrayLike | None = None
     value_pages: ArrayLike | None = None
     page_table: ArrayLike | None = None
@@ -76,6 +77,7 @@ class Arguments:
 
     # Found by the steps, not given by a caller; see `Meaning` and `Wanted`.
     same_lengths: bool = False
+    has_no_padding: bool = False
     heads_first_q: bool = False
     heads_first_kv: bool = False
     value_page: int = 0
@@ -101,16 +103,19 @@ def holds_structs(argument: object) -> bool:
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 
 
-def with_same_lengths(arguments: Arguments) -> Arguments:
-    """The arguments with `same_lengths`: whether every sequence has as many keys as queries.
+def with_known_lengths(arguments: Arguments) -> Arguments:
+    """The arguments with what lengths, ids and cu_seqlens show without being computed.
 
-    They do if the lengths, ids or cu_seqlens of both sides are one object or hold equal numbers on
-    the host (NumPy arrays, lists, ints), or if segment ids are given for one side alone.
+    `same_lengths`: every sequence has as many keys as queries. They do if the lengths, ids or
+    cu_seqlens of both sides are one object or hold equal numbers on the host (NumPy arrays, lists,
+    ints), or if segment ids are given for one side alone.
 
-    Two different `jax.Array`s are not compared: the call would wait for the device that computes
-    them, and under `jax.jit`, where they have no values, it would become another program. Structs
-    have no values either. A public call decides this first, on the caller's own objects: no step
-    compares arrays later, when they are converted or traced.
+    `has_no_padding`: every row belongs to a sequence, by numbers on the host.
+
+    A `jax.Array` is not read: the call would wait for the device that computes it, and under
+    `jax.jit`, where it has no values, it would become another program. Structs have no values
+    either. A public call decides this first, on the caller's own objects: no step reads arrays
+    later, when they are converted or traced.
     """
     a = arguments
     query_ids = a.key_value_segment_ids if a.query_segment_ids is None else a.query_segment_ids
@@ -121,7 +126,43 @@ def with_same_lengths(arguments: Arguments) -> Arguments:
         (a.cu_seqlens_q, a.cu_seqlens_kv),
     )
     given = [pair for pair in pairs if any(x is not None for x in pair)]
-    return replace(a, same_lengths=bool(given) and all(_are_same(x, y) for x, y in given))
+    return replace(
+        a,
+        same_lengths=bool(given) and all(_are_same(x, y) for x, y in given),
+        has_no_padding=bool(given) and _has_no_padding(a),
+    )
+
+
+def _has_no_padding(a: Arguments) -> bool:
+    """Whether the lengths, ids and cu_seqlens that are given leave no row out."""
+    sides = (
+        (a.query, a.query_seq_lengths, a.query_segment_ids, a.cu_seqlens_q),
+        (a.key, a.key_value_seq_lengths, a.key_value_segment_ids, a.cu_seqlens_kv),
+    )
+    return all(
+        (lengths is None or _all_are(lengths, _number_of_rows(x, a.qkv_layout)))
+        and (ids is None or (_is_on_host(ids) and bool(np.all(np.asarray(ids) > 0))))
+        and (ends is None or _all_are(_last_of(ends), _number_of_rows(x, a.qkv_layout)))
+        for x, lengths, ids, ends in sides
+    )
+
+
+def _number_of_rows(x: ArrayLike | None, layout: QkvLayout | None) -> int | None:
+    """T or S of query or key; None where x has no such axis."""
+    shape = np.shape(() if x is None else x)
+    axis = -2 if layout == "BNTH" else -3
+    return shape[axis] if len(shape) >= -axis else None
+
+
+def _last_of(cu_seqlens: ArrayLike) -> ArrayLike | None:
+    """The last of numbers on the host; None if there are none."""
+    numbers = np.asarray(cu_seqlens) if _is_on_host(cu_seqlens) else np.empty(0)
+    return numbers[-1:] if numbers.ndim == 1 and numbers.size else None
+
+
+def _all_are(x: ArrayLike | None, number: int | None) -> bool:
+    """Whether x is on the host, and each of its numbers is `number`."""
+    return _is_on_host(x) and bool(np.all(np.asarray(x) == number))
 
 
 def _are_same(x: ArrayLike | None, y: ArrayLike | None) -> bool:

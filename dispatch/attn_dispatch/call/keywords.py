@@ -35,6 +35,7 @@ class SharedArguments(TypedDict, Generic[A], total=False):
     key_value_segment_ids: A | None
     max_segments: int | None
     max_segment_len: int | None
+    finite_padding: bool | None
     score_mod: ScoreMod | None
     score_mod_args: Sequence[object]
     mask_mod: MaskMod | None

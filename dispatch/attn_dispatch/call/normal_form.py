@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch import settings
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.array_arguments import cu_seqlens, key_data, operand
 from attn_dispatch.call.checked_call import CheckedCall
@@ -121,6 +122,7 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
             dropout_rate=dropout_rate,
             dropout_impl=dropout_impl,
             deterministic_backward=check_bool("deterministic_backward", a.deterministic_backward),
+            finite_padding=_has_finite_padding(a) and counted.has_lengths,
             score_mod=programs.get("score_mod"),
             mask_mod=programs.get("mask_mod"),
             heads_first_q=a.heads_first_q,
@@ -142,6 +144,15 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
     warn_of_conventions(CheckedCall(a, given, shape, (left, right), longest))
     warn_of_dense_mask(arguments, shape, options)
     return Call(options, tuple(operands.values()))
+
+
+def _has_finite_padding(a: Arguments) -> bool:
+    """Whether kernels may read padding rows as they are, if the call has any."""
+    promised = settings.current().finite_padding
+    if a.finite_padding is not None:
+        promised = check_bool("finite_padding", a.finite_padding)
+    # Keys past a length in pages are not the caller's to promise: a page may be anyone's.
+    return (promised or a.has_no_padding) and a.page_table is None
 
 
 def _needed(given: Mapping[str, jax.Array]) -> tuple[str, ...]:

@@ -43,11 +43,14 @@ class Meaning:
     keys. None: not known."""
     same_lengths: bool = False
     """Whether every sequence is known to have as many keys as queries; see
-    `arguments.with_same_lengths`."""
+    `arguments.with_known_lengths`."""
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
     """The name of the PRNG implementation of dropout_key's words."""
     deterministic_backward: bool = False
+    finite_padding: bool = False
+    """Padding rows of query, key, value and out_grad hold finite numbers, and out does too, because
+    no row is invalid. So kernels need not clear them. Also True where the call has no padding."""
     score_mod: ModProgram | None = None
     """Applied to scores after the soft cap, before bias, ALiBi and masks."""
     mask_mod: ModProgram | None = None
@@ -115,9 +118,8 @@ class Promises:
     ignores_padding_rows: bool = False
     """Forward: out of padding rows may be anything, also NaN; their lse is -inf. So implementations
     need not clear these rows after a kernel."""
-    finite_padding: bool = False
-    """Padding rows of query, key, value and out_grad are finite, so that kernels need not clear
-    them before they multiply them by 0."""
+    cleared_padding: bool = False
+    """Padding rows of query, key, value and out_grad are 0; rows of out may be invalid."""
     is_part: bool = False
     """Backward: the keys are a part of those that out and lse are of, so that the probabilities of
     a row do not sum to 1."""

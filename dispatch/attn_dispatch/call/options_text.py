@@ -43,6 +43,7 @@ _OPTIONS: tuple[Callable[[Meaning, Wanted], str], ...] = (
     lambda m, w: _where(m.max_seq_lens is not None, f"max_seq_lens={m.max_seq_lens}"),
     lambda m, w: _where(m.dropout_rate > 0, f"dropout_rate={m.dropout_rate:g}"),
     lambda m, w: _where(m.deterministic_backward, "deterministic_backward"),
+    lambda m, w: _where(m.finite_padding, "finite_padding"),
     _order_of_axes,
     _mods,
     lambda m, w: _where(w.needs_max, "row maximum"),

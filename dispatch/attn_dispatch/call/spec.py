@@ -250,6 +250,11 @@ class AttentionSpec:
         return min(queries, self.seq_len_q), min(keys, self.seq_len_kv)
 
     @cached_property
+    def has_finite_padding(self) -> bool:
+        """Whether padding rows of query, key, value and out_grad are known to be finite."""
+        return self.meaning.finite_padding or self.promises.cleared_padding
+
+    @cached_property
     def symbols(self) -> tuple[str, ...]:
         """The dims that are symbols of `jax.export`, whose numbers are not known."""
         dims = (dim for operand in self.operands for dim in operand.shape)

@@ -33,7 +33,7 @@ def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: st
     out, lse = interval_calls.forward(
         scaled_query(spec, operands["query"]),
         operands["key"],  # a score in padding is masked, even NaN
-        _cleared(operands["value"], None if spec.promises.finite_padding else rows.real_keys),
+        _cleared(operands["value"], None if spec.has_finite_padding else rows.real_keys),
         rows.mask,
         given.lists.arrays,
         positive_scale(spec),
@@ -61,14 +61,16 @@ def backward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: s
     if lse_grad is not None:
         # The gradient of a padding row's lse may be NaN.
         lse_grad = jnp.where(lse == -jnp.inf, 0, lse_grad)
-    is_finite = spec.promises.finite_padding
-    queries_before, keys_before = (None, None) if is_finite else (real_queries, rows.real_keys)
+    queries_before, keys_before = real_queries, rows.real_keys
+    if spec.has_finite_padding:
+        queries_before = keys_before = None
+    # Rows of padding are 0 in out, but invalid ones are NaN.
+    has_nan = may_be_invalid(spec) and not spec.meaning.finite_padding
     key, out_grad, query, out = cleared_together(
         (operands["key"], _by_row(keys_before)),
         (operands["out_grad"], _by_row(queries_before)),
         (scaled_query(spec, operands["query"]), _by_row(queries_before)),
-        # Rows of padding are 0 there, but invalid ones are NaN.
-        (operands["out"], _by_row(real_queries if may_be_invalid(spec) else None)),
+        (operands["out"], _by_row(real_queries if has_nan else None)),
     )
     dq, dk, dv, products = interval_calls.backward(
         query,

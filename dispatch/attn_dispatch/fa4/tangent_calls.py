@@ -97,7 +97,7 @@ def tangents(
     arrays += [moved[x] if x in moved else jnp.zeros_like(operands[x]) for x in _NAMES]
     for i in (0, 3):
         arrays[i] = scaled_query(spec, arrays[i])
-    if rows.real_keys is not None:
+    if rows.real_keys is not None and not spec.has_finite_padding:
         # 0 * NaN is NaN, also where a weight is 0 because the pair is hidden.
         real = _by_row(rows.real_keys)
         of_keys = (1, 2, 4, 5)

@@ -43,7 +43,7 @@ def forward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Arr
         # A score in padding is masked, even NaN: only value can carry NaN from there.
         (scaled_query(spec, operands["query"]), None),
         (operands["key"], None),
-        (operands["value"], None if spec.promises.finite_padding else sequences.real_keys),
+        (operands["value"], None if spec.has_finite_padding else sequences.real_keys),
         head_dim=call.head_dim,
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
@@ -69,8 +69,9 @@ def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Ar
         # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     query = scaled_query(spec, operands["query"])
-    is_finite = spec.promises.finite_padding
-    queries_before, keys_before = (None, None) if is_finite else (of_queries, of_keys)
+    queries_before, keys_before = of_queries, of_keys
+    if spec.has_finite_padding:
+        queries_before = keys_before = None
     key, out_grad, query, out = to_kernel(
         call,
         (operands["key"], keys_before),

@@ -81,8 +81,8 @@ def ascending(cu_seqlens: jax.Array, length: int) -> jax.Array:
 
 
 def cu_seqlens_of(spec: AttentionSpec, operands: Operands, side: str) -> jax.Array:
-    """The cu_seqlens of one side, [B, M + 1], made to ascend within the array."""
-    return ascending(operands[_CU_SEQLENS[side]], full_length(spec, side))
+    """The cu_seqlens of one side, [B, M + 1]; 0 in batch rows where either side's are invalid."""
+    return _cu_seqlens(spec, operands)[0][side]
 
 
 def search(rows: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
@@ -100,10 +100,9 @@ def search(rows: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
 def _from_cu_seqlens(
     spec: AttentionSpec, operands: Operands
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    repaired = _cu_seqlens(spec, operands)
-    of_row = _invalid_cu_seqlens(spec, operands, repaired)
-    invalid = jnp.pad(_invalid_sequences(spec, repaired, of_row), ((0, 0), (1, 0)))
-    query, key = (_sequence_of(repaired[side], full_length(spec, side)) for side in SIDES)
+    valid, of_row = _cu_seqlens(spec, operands)
+    invalid = jnp.pad(_invalid_sequences(spec, valid, of_row), ((0, 0), (1, 0)))
+    query, key = (_sequence_of(valid[side], full_length(spec, side)) for side in SIDES)
     is_invalid = pick(invalid, query)
     ids = jnp.where(is_invalid, 0, query), jnp.where(pick(invalid, key), 0, key)
     return *ids, is_invalid | of_row
@@ -111,32 +110,31 @@ def _from_cu_seqlens(
 
 def invalid_sequences(spec: AttentionSpec, operands: Operands) -> jax.Array:
     """bool [B, M], with cu_seqlens: the sequence is too long, or its whole row is invalid."""
-    repaired = _cu_seqlens(spec, operands)
-    return _invalid_sequences(spec, repaired, _invalid_cu_seqlens(spec, operands, repaired))
+    return _invalid_sequences(spec, *_cu_seqlens(spec, operands))
 
 
-def _cu_seqlens(spec: AttentionSpec, operands: Operands) -> dict[str, jax.Array]:
-    return {side: cu_seqlens_of(spec, operands, side) for side in SIDES}
-
-
-def _invalid_sequences(spec: AttentionSpec, repaired: Operands, of_row: jax.Array) -> jax.Array:
-    """bool [B, M], from repaired cu_seqlens and the rows [B, 1] in which they were invalid."""
+def _invalid_sequences(spec: AttentionSpec, valid: Operands, of_row: jax.Array) -> jax.Array:
+    """bool [B, M], from the results of `_cu_seqlens`."""
     invalid = of_row
     for side in SIDES:
-        invalid = invalid | (jnp.diff(repaired[side], axis=1) > longest_run(spec, side))
+        invalid = invalid | (jnp.diff(valid[side], axis=1) > longest_run(spec, side))
     return invalid
 
 
-def _invalid_cu_seqlens(spec: AttentionSpec, operands: Operands, repaired: Operands) -> jax.Array:
-    """bool [B, 1]: cu_seqlens of one side do not start at 0, do not ascend or exceed the array."""
+def _cu_seqlens(spec: AttentionSpec, operands: Operands) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The cu_seqlens by side, 0 in invalid batch rows, and which rows are invalid, bool [B, 1].
+
+    They are where cu_seqlens of one side do not start at 0, do not ascend or exceed the array. As
+    all are 0 there, no other memory is reached; XLA computes that in fewer kernels than a maximum
+    so far.
+    """
     of_row = invalid_rows(spec, operands)
     invalid = jnp.zeros((spec.batch, 1), bool) if of_row is None else of_row
-    for side in SIDES:
-        given = operands[_CU_SEQLENS[side]]
-        invalid = (
-            invalid | (given != repaired[side]).any(axis=1, keepdims=True) | (given[:, :1] != 0)
-        )
-    return invalid
+    given = {side: operands[_CU_SEQLENS[side]] for side in SIDES}
+    for side, x in given.items():
+        descends = (x[:, 1:] < x[:, :-1]).any(axis=1, keepdims=True)
+        invalid = invalid | descends | (x[:, :1] != 0) | (x[:, -1:] > full_length(spec, side))
+    return {side: jnp.where(invalid, 0, x) for side, x in given.items()}, invalid
 
 
 def _sequence_of(cu_seqlens: jax.Array, length: int) -> jax.Array:

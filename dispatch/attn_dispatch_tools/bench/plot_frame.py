@@ -17,6 +17,7 @@ _COLOURS = {
     "ours: flash": "#f4b9bf",
     "ours: fa4": "#7d0a1e",
     "ours: xla": "#d9a3ad",
+    "ours: finite padding": "#ffb000",
     "ours: segment ids": "#e2711d",
     "ours: padded": "#f3b884",
     "jax.nn: cudnn": "#1f5fa8",

@@ -53,28 +53,28 @@ _ONCE = ("sinks",)
 
 def compute(device: DeviceCall) -> Arrays:
     """The device's results; in a causal call rows and keys, or documents, are in zigzag order."""
-    device = _with_finite_padding(_without_long_segments(device))
+    device = _with_cleared_padding(_without_long_segments(device))
     others = partial(_others, device, Documents.of(device))
     return (_backward if device.is_backward else _forward)(device, others)
 
 
-def _with_finite_padding(device: DeviceCall) -> DeviceCall:
+def _with_cleared_padding(device: DeviceCall) -> DeviceCall:
     """The call with 0 in padding rows. Kernels would clear these in every step, and XLA copy arrays
     for that."""
-    if "query_segment_ids" not in device.operands:
+    if "query_segment_ids" not in device.operands or device.meaning.finite_padding:
         return device
     sides = {
         "query_segment_ids": ("query", "out_grad") if device.is_backward else (),
         "key_value_segment_ids": ("key", "value"),
     }
-    finite = {
+    cleared = {
         name: cleared_by_xla(device.operands[name], device.operands[ids] != 0)
         for ids, names in sides.items()
         for name in names
     }
-    promises = replace(device.options.promises, finite_padding=True)
+    promises = replace(device.options.promises, cleared_padding=True)
     options = replace(device.options, promises=promises)
-    return replace(device, options=options, operands=dict(device.operands) | finite)
+    return replace(device, options=options, operands=dict(device.operands) | cleared)
 
 
 def _without_long_segments(device: DeviceCall) -> DeviceCall:

@@ -40,12 +40,15 @@ class _PublicCall:
 class Ours(JaxPeer):
     """The call with one implementation, or with the default choice if that is None.
 
-    Packed sequences are passed with cu_seqlens, without a batch axis.
+    Packed sequences are passed with cu_seqlens, without a batch axis. With `finite_padding`, which
+    concerns them alone, their padding is promised to be finite.
     """
 
-    def __init__(self, implementation: str | None):
-        self.name = f"ours: {implementation}" if implementation else "ours"
+    def __init__(self, implementation: str | None, *, finite_padding: bool = False):
+        what = implementation or ("finite padding" if finite_padding else "")
+        self.name = f"ours: {what}" if what else "ours"
         self.implementation = implementation
+        self.finite_padding = finite_padding
 
     def version(self) -> str:
         return f"attn-dispatch {__version__}"
@@ -80,7 +83,7 @@ class Ours(JaxPeer):
         return PeerCall(attention, call.layout, (*different.values(), *call.mod_arrays))
 
     def concerns(self, cell: Cell) -> bool:
-        return True
+        return bool(cell.lengths) or not self.finite_padding
 
     def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
         if cell.mask is not None:
@@ -105,6 +108,8 @@ class Ours(JaxPeer):
         }  # fmt: skip
         if cell.window is not None:
             options["local_window_size"] = (cell.window - 1, 0)
+        if self.finite_padding:
+            options["finite_padding"] = True
         return options
 
 
@@ -190,6 +195,6 @@ class _NotCompared:
 
 
 PEERS = (
-    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla(), _DenseCausal(), _SegmentIds(),
-    _Padded(),
+    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla(), _DenseCausal(),
+    Ours(None, finite_padding=True), _SegmentIds(), _Padded(),
 )  # fmt: skip
