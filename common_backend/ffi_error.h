@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "status.h"
 #include "xla/ffi/api/ffi.h"
@@ -9,9 +10,11 @@
 namespace attn_dispatch {
 
 // Success, or XLA's code for the failure and its message behind `prefix`.
-inline xla::ffi::Error ffi_error(const std::string& prefix, const Status& status) {
+inline xla::ffi::Error ffi_error(std::string_view prefix, const Status& status) {
   using xla::ffi::ErrorCode;
-  const auto error = [&](ErrorCode code) { return xla::ffi::Error(code, prefix + status.message); };
+  const auto error = [&](ErrorCode code) {
+    return xla::ffi::Error(code, std::string(prefix) + status.message);
+  };
   switch (status.code) {
     case Code::kOk:
       return xla::ffi::Error::Success();

@@ -27,6 +27,14 @@ namespace ffi = xla::ffi;
 namespace attn_dispatch {
 namespace {
 
+// A call site on one device.
+struct OnDevice {
+  explicit OnDevice(std::shared_ptr<const LoadedPlan> loaded) : plan(std::move(loaded)) {}
+
+  const std::shared_ptr<const LoadedPlan> plan;
+  RecentPacks packs;
+};
+
 // The state of one call site: its spec, and its plan on each device that has run it.
 class CallSite {
  public:
@@ -41,30 +49,32 @@ class CallSite {
   bool poisons() const { return poisons_; }
 
   // The plan on this device, loaded on first use.
-  Result<const LoadedPlan*> on_device(int32_t ordinal) {
+  Result<OnDevice*> on_device(int32_t ordinal) {
     ATTN_RETURN_IF_ERROR(check_ordinal(ordinal));
-    if (const LoadedPlan* plan = loaded_[ordinal].load(std::memory_order_acquire)) return plan;
+    if (OnDevice* known = devices_[ordinal].load(std::memory_order_acquire)) return known;
     auto loaded = load_for(spec_, ordinal);
     if (!loaded.ok()) return loaded.status;
     std::lock_guard<std::mutex> lock(mutex_);
-    owned_.push_back(loaded.value);
-    loaded_[ordinal].store(loaded.value.get(), std::memory_order_release);
-    return loaded.value.get();
+    // Two threads may both get here; what the first has made may be in use.
+    owned_.push_back(std::make_unique<OnDevice>(std::move(loaded.value)));
+    devices_[ordinal].store(owned_.back().get(), std::memory_order_release);
+    return owned_.back().get();
   }
 
  private:
   const SdpaSpec spec_;
   const CallBuffers buffers_;
   const bool poisons_;
-  std::array<std::atomic<const LoadedPlan*>, kMaxDevices> loaded_{};
+  std::array<std::atomic<OnDevice*>, kMaxDevices> devices_{};
   std::mutex mutex_;
-  std::vector<std::shared_ptr<const LoadedPlan>> owned_;
+  std::vector<std::unique_ptr<OnDevice>> owned_;
 };
 
 ffi::TypeId CallSite::id = {};
 ffi::TypeInfo CallSite::info = ffi::MakeTypeInfo<CallSite>();
 
 ffi::Error to_ffi(const Status& status) {
+  if (status.ok()) return ffi::Error::Success();
   return ffi_error(std::string("attn_dispatch cuDNN (") + code_name(status.code) + "): ", status);
 }
 
@@ -93,8 +103,8 @@ ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi:
                       ffi::RemainingRets, ffi::Dictionary) {
   CudnnScope scope;
   if (!scope.status().ok()) return to_ffi(scope.status());
-  auto plan = site->on_device(ordinal);
-  if (!plan.ok()) return to_ffi(plan.status);
+  auto device = site->on_device(ordinal);
+  if (!device.ok()) return to_ffi(device.status);
   if (site->spec().clears_rows) {
     if (Status status = load_clear_rows(ordinal); !status.ok()) return to_ffi(status);
   }
@@ -120,7 +130,7 @@ class Pointers {
       take(buffers.operands + i, **rets.get<ffi::AnyBuffer>(i));
     }
     const ffi::AnyBuffer workspace = **rets.get<ffi::AnyBuffer>(rets.size() - 1);
-    workspace_ = workspace.untyped_data();
+    pointers_[buffers.all.size()] = workspace.untyped_data();
     workspace_bytes_ = static_cast<int64_t>(workspace.size_bytes());
     if (workspace_bytes_ < workspace_bytes) {
       fail("the program was lowered with a workspace of " + std::to_string(workspace_bytes_) +
@@ -130,14 +140,16 @@ class Pointers {
   }
 
   const Status& status() const { return status_; }
-  void** of_graph() { return pointers_.data() + buffers_.flags; }
-  void* workspace() const { return workspace_; }
+
+  // The pointers of the graph's buffers, and the workspace after them.
+  void* const* of_graph() const { return pointers_.data() + buffers_.flags; }
+  size_t count_of_graph() const { return buffers_.of_graph() + 1; }
 
   Status poison(cudaStream_t stream) const {
     for (size_t i = buffers_.operands; i < buffers_.all.size(); ++i) {
       ATTN_RETURN_IF_ERROR(fill(pointers_[i], 0xff, buffers_.all[i].bytes, stream));
     }
-    return fill(workspace_, 0xff, workspace_bytes_, stream);
+    return fill(pointers_[buffers_.all.size()], 0xff, workspace_bytes_, stream);
   }
 
   // The rows of a result, with the flags of this index.
@@ -161,8 +173,7 @@ class Pointers {
   void fail(std::string message) { status_ = {Code::kWrongCall, std::move(message)}; }
 
   const CallBuffers& buffers_;
-  std::array<void*, kMostBuffers> pointers_;  // the first buffers_.all.size() are set
-  void* workspace_ = nullptr;
+  std::array<void*, kMostBuffers + 1> pointers_;  // those of the buffers, then the workspace
   int64_t workspace_bytes_ = 0;
   Status status_;
 };
@@ -179,18 +190,25 @@ Status clear_results(bool is_backward, const Pointers& pointers, int32_t ordinal
 
 ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs args,
                    ffi::RemainingRets rets, ffi::Dictionary) {
-  auto plan = site->on_device(ordinal);
-  if (!plan.ok()) return to_ffi(plan.status);
+  auto device = site->on_device(ordinal);
+  if (!device.ok()) return to_ffi(device.status);
   auto handle = thread_handle(ordinal, stream);
   if (!handle.ok()) return to_ffi(handle.status);
-  const CallBuffers& buffers = site->buffers();
-  Pointers pointers(buffers, plan.value->plan().workspace_bytes, args, rets);
+  const LoadedPlan& plan = *device.value->plan;
+  Pointers pointers(site->buffers(), plan.plan().workspace_bytes, args, rets);
   if (!pointers.status().ok()) return to_ffi(pointers.status());
   if (site->poisons()) {
     if (Status status = pointers.poison(stream); !status.ok()) return to_ffi(status);
   }
-  Status status = plan.value->execute(handle.value, pointers.of_graph(), buffers.of_graph(),
-                                      pointers.workspace());
+  RecentPacks& packs = device.value->packs;
+  VariantPack pack = packs.find(pointers.of_graph(), pointers.count_of_graph());
+  if (!pack) {
+    auto made = plan.pack(pointers.of_graph());
+    if (!made.ok()) return to_ffi(made.status);
+    pack = std::move(made.value);
+    packs.keep(pointers.of_graph(), pointers.count_of_graph(), pack);
+  }
+  Status status = plan.execute(handle.value, pack);
   if (status.ok() && site->spec().clears_rows) {
     status = clear_results(site->spec().backward, pointers, ordinal, stream);
   }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <glob.h>
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -143,13 +144,22 @@ HandlePool& handle_pool() {
   return *instance;
 }
 
+// A handle, and the stream that it is bound to.
+struct BoundHandle {
+  cudnnHandle_t handle = nullptr;
+  cudaStream_t stream = nullptr;
+  bool is_bound = false;
+};
+
 struct ThreadHandles {
-  std::map<int32_t, cudnnHandle_t> by_device;
+  std::array<BoundHandle, kMaxDevices> by_device;
 
   ~ThreadHandles() {
     HandlePool& pool = handle_pool();
     std::lock_guard<std::mutex> lock(pool.mutex);
-    for (auto [device, handle] : by_device) pool.free[device].push_back(handle);
+    for (int32_t device = 0; device < kMaxDevices; ++device) {
+      if (cudnnHandle_t handle = by_device[device].handle) pool.free[device].push_back(handle);
+    }
   }
 };
 
@@ -228,7 +238,11 @@ Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream)
   thread_local ThreadHandles mine;
   const Cudnn* loaded = cudnn;
   if (!loaded) return Status{Code::kLibrary, "cuDNN is not loaded"};
-  cudnnHandle_t& handle = mine.by_device[device_ordinal];
+  ATTN_RETURN_IF_ERROR(check_ordinal(device_ordinal));
+  BoundHandle& bound = mine.by_device[device_ordinal];
+  // XLA's streams live as long as its client. cuDNN keeps a stream by its address alone.
+  if (bound.is_bound && bound.stream == stream) return bound.handle;
+  cudnnHandle_t& handle = bound.handle;
   if (!handle) handle = take_free_handle(device_ordinal);
   if (!handle) {
     static auto* create = symbol<int(cudnnHandle_t*)>(loaded->handle, "cudnnCreate");
@@ -242,8 +256,11 @@ Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream)
   static auto* set_stream =
       symbol<int(cudnnHandle_t, cudaStream_t)>(loaded->handle, "cudnnSetStream");
   if (int status = set_stream ? set_stream(handle, stream) : -1; status != 0) {
+    bound.is_bound = false;
     return Status{Code::kDevice, "cudnnSetStream failed with status " + std::to_string(status)};
   }
+  bound.stream = stream;
+  bound.is_bound = true;
   return handle;
 }
 

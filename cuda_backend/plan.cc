@@ -9,6 +9,7 @@
 #include "buffers.h"
 #include "cudnn_failure.h"
 #include "engine.h"
+#include "frontend_calls.h"
 #include "graph.h"
 #include "known_bad.h"
 #include "load_or_rebuild.h"
@@ -49,26 +50,6 @@ struct RemadePlans {
 RemadePlans& remade_plans() {
   static auto* instance = new RemadePlans;
   return *instance;
-}
-
-// Calls a function in which cudnn-frontend or its JSON library may throw; the failure is a status.
-template <typename Function>
-auto catch_exceptions(Function&& function) -> decltype(function()) {
-  try {
-    return function();
-  } catch (const fe::cudnnException& e) {
-    return cudnn_failure("cudnn-frontend failed", e.what(), Code::kUnsupported);
-  } catch (const std::exception& e) {
-    return Status{Code::kLibrary, std::string("cudnn-frontend failed: ") + e.what()};
-  } catch (...) {
-    return Status{Code::kLibrary, "cudnn-frontend failed for an unknown reason"};
-  }
-}
-
-Status frontend_status(fe::error_t error, Code code, const char* step) {
-  if (error.is_good()) return {};
-  if (error.get_code() == fe::error_code_t::CUDA_API_FAILED) code = Code::kDevice;
-  return cudnn_failure(step, error.get_message(), code);
 }
 
 // The properties that distinguish kinds of device: not those that identify this card, and not those
@@ -223,18 +204,10 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
                                      " bytes on the device, and " +
                                      std::to_string(plan->workspace_bytes) + " were expected"};
   }
-  return LoadedResult(std::make_shared<const LoadedPlan>(std::move(plan), std::move(graph)));
+  return LoadedPlan::of(std::move(plan), std::move(graph));
 }
 
 }  // namespace
-
-Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, size_t count,
-                           void* workspace) const {
-  return catch_exceptions([&]() -> Status {
-    return frontend_status(graph_->execute(handle, buffers, static_cast<int>(count), workspace),
-                           Code::kDevice, "cuDNN could not queue the call");
-  });
-}
 
 Result<std::string> device_properties(int32_t device_ordinal) {
   return catch_exceptions([&]() -> Result<std::string> {

@@ -12,14 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "library.h"
+#include "loaded_plan.h"
 #include "once_cache.h"
 #include "spec.h"
 #include "status.h"
-
-namespace cudnn_frontend::graph {
-class Graph;
-}
 
 namespace attn_dispatch {
 
@@ -30,22 +26,6 @@ struct Plan {
   int64_t workspace_bytes = 0;
   std::vector<uint8_t> blob;  // serialized, cubin included
   bool is_imported = false;   // made by another process
-};
-
-class LoadedPlan {
- public:
-  LoadedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<cudnn_frontend::graph::Graph> graph)
-      : plan_(std::move(plan)), graph_(std::move(graph)) {}
-
-  const Plan& plan() const { return *plan_; }
-
-  // Queues the call on the handle's stream. `buffers` holds a pointer for each of the graph's
-  // buffers (buffers.h). Safe from any number of threads, each with its own handle.
-  Status execute(cudnnHandle_t handle, void** buffers, size_t count, void* workspace) const;
-
- private:
-  std::shared_ptr<const Plan> plan_;
-  std::shared_ptr<cudnn_frontend::graph::Graph> graph_;
 };
 
 // cuDNN's properties of a device of this process, as JSON.

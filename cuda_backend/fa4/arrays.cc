@@ -12,14 +12,19 @@ int64_t bytes_of(ElementType type) {
 
 }  // namespace
 
-std::string to_text(ElementType type, const std::vector<int64_t>& shape) {
+std::string to_text(ElementType type, const Shape& shape) {
   std::string text = type_name(type);
   text += " [";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
+  const char* separator = "";
+  for (const int64_t extent : shape) {
+    text += separator + std::to_string(extent);
+    separator = ", ";
+  }
+  return text +
+         (shape.end() - shape.begin() == static_cast<ptrdiff_t>(shape.size()) ? "]" : ", ...]");
 }
 
-int64_t product(const std::vector<int64_t>& extents) {
+int64_t product(const Shape& extents) {
   int64_t result = 1;
   for (const int64_t extent : extents) {
     if (extent < 0 || __builtin_mul_overflow(result, extent, &result) || result > kMostBytes) {

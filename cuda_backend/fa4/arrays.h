@@ -1,10 +1,12 @@
 // The arrays of a call as the handlers get them, and their checks. Kernels trust every extent.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
-#include <vector>
 
 #include "status.h"
 
@@ -30,10 +32,42 @@ inline const char* type_name(ElementType type) {
   return "another type";
 }
 
+// The extents of an array. They are held in place, as every call of a handler makes a shape for
+// each of its arrays.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> extents) : Shape(extents.begin(), extents.end()) {}
+  Shape(const int64_t* begin, const int64_t* end)
+      : rank_(end - begin), held_(std::min(rank_, kMostAxes)) {
+    std::copy(begin, begin + held_, extents_.begin());
+  }
+
+  size_t size() const { return rank_; }
+  bool empty() const { return rank_ == 0; }
+  const int64_t* begin() const { return extents_.data(); }
+  const int64_t* end() const { return begin() + held_; }
+  int64_t operator[](size_t axis) const { return extents_[axis]; }
+  int64_t back() const { return extents_[held_ - 1]; }
+
+  bool operator==(const Shape& other) const {
+    return rank_ == other.rank_ && rank_ == held_ && std::equal(begin(), end(), other.begin());
+  }
+  bool operator!=(const Shape& other) const { return !(*this == other); }
+
+ private:
+  // No kernel takes an array of more axes. Those of one that has more are not all held, and it
+  // equals no other.
+  static constexpr size_t kMostAxes = 6;
+
+  std::array<int64_t, kMostAxes> extents_{};
+  size_t rank_ = 0, held_ = 0;
+};
+
 struct Array {
   void* data = nullptr;
   ElementType type = ElementType::kOther;
-  std::vector<int64_t> shape;
+  Shape shape;
   int64_t bytes = 0;
 };
 
@@ -42,15 +76,15 @@ struct Array {
 struct Expected {
   const char* name;
   ElementType type;
-  std::vector<int64_t> shape;
+  Shape shape;
   int64_t alignment;
 };
 
 // "float32 [1, 2, 3]".
-std::string to_text(ElementType type, const std::vector<int64_t>& shape);
+std::string to_text(ElementType type, const Shape& shape);
 
 // The product of extents; -1 if one is negative, or the product is more than a process can address.
-int64_t product(const std::vector<int64_t>& extents);
+int64_t product(const Shape& extents);
 
 // Compares type, every extent, the size in bytes, and the address.
 Status check_array(const Array& array, const Expected& expected);

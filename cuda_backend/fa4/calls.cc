@@ -1,5 +1,6 @@
 #include "calls.h"
 
+#include <string_view>
 #include <utility>
 
 #include "extents.h"
@@ -25,7 +26,7 @@ int64_t entry_rows(const AttnFa4Set& set) {
 // The arrays of a variant, from the operand `first` on, to the last. The kernels clip every index.
 Result<ModArrays> mod_arrays_of(const AttnFa4Set& set, const std::vector<Array>& operands,
                                 size_t first) {
-  const std::string types = set.variant_arrays;
+  const std::string_view types = set.variant_arrays;
   ATTN_RETURN_IF_ERROR(check_counts(operands, first + types.size(), "operands"));
   if (types.size() > kMostModArrays) {
     return wrong_value("arrays of a score_mod", "at most " + std::to_string(kMostModArrays),

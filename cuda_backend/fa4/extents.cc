@@ -1,6 +1,7 @@
 #include "extents.h"
 
 #include <string>
+#include <string_view>
 
 #include "wrong_value.h"
 
@@ -12,6 +13,11 @@ constexpr int64_t kMostLength = kMostInt32 - 1024;
 
 // The limit of a launch grid's second and third axes, which are heads and batch.
 constexpr int64_t kMostBlocks = 65535;
+
+Status check_from(const Array* arrays, const Expected* expected, size_t count) {
+  for (size_t i = 0; i < count; ++i) ATTN_RETURN_IF_ERROR(check_array(arrays[i], expected[i]));
+  return {};
+}
 
 }  // namespace
 
@@ -31,8 +37,8 @@ Result<Extents> extents_of(const std::vector<Array>& operands) {
       return wrong_value(i == kQuery ? "query" : "key", "4 axes", rank);
     }
   }
-  const auto& query = operands[kQuery].shape;
-  const auto& key = operands[kKey].shape;
+  const Shape& query = operands[kQuery].shape;
+  const Shape& key = operands[kKey].shape;
   const Extents e{query[0], query[1], key[1], query[2], key[2]};
   ATTN_RETURN_IF_ERROR(check_extent("batch", e.batch, kMostBlocks));
   ATTN_RETURN_IF_ERROR(check_extent("query rows", e.rows, kMostLength));
@@ -47,15 +53,17 @@ Result<Extents> extents_of(const std::vector<Array>& operands) {
 }
 
 ElementType type_of(const AttnFa4Set& set) {
-  return std::string(set.dtype) == "float16" ? ElementType::kFloat16 : ElementType::kBFloat16;
+  return std::string_view(set.dtype) == "float16" ? ElementType::kFloat16 : ElementType::kBFloat16;
+}
+
+Status check_all(const std::vector<Array>& arrays, size_t first,
+                 std::initializer_list<Expected> expected) {
+  return check_from(arrays.data() + first, expected.begin(), expected.size());
 }
 
 Status check_all(const std::vector<Array>& arrays, size_t first,
                  const std::vector<Expected>& expected) {
-  for (size_t i = 0; i < expected.size(); ++i) {
-    ATTN_RETURN_IF_ERROR(check_array(arrays[first + i], expected[i]));
-  }
-  return {};
+  return check_from(arrays.data() + first, expected.data(), expected.size());
 }
 
 Shapes shapes_of(const Extents& e, const AttnFa4Set& set) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "arrays.h"
@@ -30,7 +31,7 @@ Result<Extents> extents_of(const std::vector<Array>& operands);
 
 // The shapes of arrays that every pass has.
 struct Shapes {
-  std::vector<int64_t> query, key, value, out, lse;
+  Shape query, key, value, out, lse;
 };
 
 Shapes shapes_of(const Extents& e, const AttnFa4Set& set);
@@ -44,6 +45,8 @@ Status check_extent(const char* name, int64_t value, int64_t most);
 Status check_counts(const std::vector<Array>& arrays, size_t expected, const char* what);
 
 // Compares arrays one by one from `first` on, and stops at the first that is wrong.
+Status check_all(const std::vector<Array>& arrays, size_t first,
+                 std::initializer_list<Expected> expected);
 Status check_all(const std::vector<Array>& arrays, size_t first,
                  const std::vector<Expected>& expected);
 

@@ -102,8 +102,7 @@ ElementType type_of(ffi::DataType type) {
 
 Array array_of(const ffi::AnyBuffer& buffer) {
   const auto shape = buffer.dimensions();
-  return {buffer.untyped_data(), type_of(buffer.element_type()),
-          std::vector<int64_t>(shape.begin(), shape.end()),
+  return {buffer.untyped_data(), type_of(buffer.element_type()), Shape(shape.begin(), shape.end()),
           static_cast<int64_t>(buffer.size_bytes())};
 }
 

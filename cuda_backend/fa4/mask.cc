@@ -1,7 +1,6 @@
 #include "mask.h"
 
 #include <array>
-#include <string>
 
 #include "layout.h"
 #include "wrong_value.h"
@@ -21,15 +20,16 @@ Status check_mask(const std::vector<Array>& operands, size_t first, MaskForm for
                   int64_t most, const Extents& e) {
   constexpr std::array<const char*, kLists> kNames = {"partial_counts", "partial_indices",
                                                       "full_counts", "full_indices"};
+  constexpr std::array<const char*, 2> kEntries = {"partial_indices, entries of a line",
+                                                   "full_indices, entries of a line"};
   for (size_t i = 0; i < kLists; ++i) {
     const Array& array = operands[first + i];
-    std::vector<int64_t> shape = {shared_or(e.batch, array, 0), shared_or(e.heads, array, 1),
-                                  lines};
+    const int64_t batch = shared_or(e.batch, array, 0), heads = shared_or(e.heads, array, 1);
+    Shape shape = {batch, heads, lines};
     if (i % 2 == 1) {
       const int64_t width = array.shape.size() == 4 ? array.shape[3] : 0;
-      ATTN_RETURN_IF_ERROR(
-          check_extent((std::string(kNames[i]) + ", entries of a line").c_str(), width, most));
-      shape.push_back(width);
+      ATTN_RETURN_IF_ERROR(check_extent(kEntries[i / 2], width, most));
+      shape = {batch, heads, lines, width};
     }
     ATTN_RETURN_IF_ERROR(check_array(array, {kNames[i], ElementType::kInt32, shape, kNumber}));
   }

@@ -23,12 +23,8 @@ struct WideCall {
   int64_t columns, keys, seen_rows;
 
   int64_t unseen_rows() const { return extents.rows - seen_rows; }
-  std::vector<int64_t> query() const {
-    return {extents.batch, extents.rows, extents.heads, columns};
-  }
-  std::vector<int64_t> key() const {
-    return {extents.batch, extents.keys, extents.kv_heads, columns};
-  }
+  Shape query() const { return {extents.batch, extents.rows, extents.heads, columns}; }
+  Shape key() const { return {extents.batch, extents.keys, extents.kv_heads, columns}; }
 };
 
 Result<WideCall> call_of(const AttnFa4Set& set, CallKind kind, const std::vector<Array>& operands,
@@ -51,7 +47,7 @@ Result<WideCall> call_of(const AttnFa4Set& set, CallKind kind, const std::vector
 Status check_forward(const AttnFa4Set& set, const WideCall& call,
                      const std::vector<Array>& operands, const std::vector<Array>& results) {
   const ElementType type = type_of(set);
-  const std::vector<int64_t> lse = {call.extents.batch, call.extents.heads, call.seen_rows};
+  const Shape lse = {call.extents.batch, call.extents.heads, call.seen_rows};
   ATTN_RETURN_IF_ERROR(check_all(operands, 0,
                                  {{"query", type, call.query(), kVector},
                                   {"key", type, call.key(), kVector},
@@ -65,8 +61,8 @@ Status check_backward(const AttnFa4Set& set, const WideCall& call,
                       const std::vector<Array>& operands, const std::vector<Array>& results) {
   const ElementType type = type_of(set), number = ElementType::kFloat32;
   const int64_t tile = set.backward_tile_m;
-  const std::vector<int64_t> rows = {call.extents.batch, call.extents.heads,
-                                     (call.seen_rows + tile - 1) / tile * tile};
+  const Shape rows = {call.extents.batch, call.extents.heads,
+                      (call.seen_rows + tile - 1) / tile * tile};
   ATTN_RETURN_IF_ERROR(check_all(operands, 0,
                                  {{"query", type, call.query(), kVector},
                                   {"key", type, call.key(), kVector},

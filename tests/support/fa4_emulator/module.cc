@@ -37,7 +37,8 @@ using Described = std::tuple<uint64_t, std::string, std::vector<int64_t>, int64_
 std::vector<Array> arrays_of(const std::vector<Described>& described) {
   std::vector<Array> arrays;
   for (const auto& [address, dtype, shape, bytes] : described) {
-    Array array{reinterpret_cast<void*>(address), ElementType::kOther, shape, bytes};
+    Array array{reinterpret_cast<void*>(address), ElementType::kOther,
+                Shape(shape.data(), shape.data() + shape.size()), bytes};
     for (const ElementType type :
          {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32, ElementType::kInt32,
           ElementType::kUInt32}) {

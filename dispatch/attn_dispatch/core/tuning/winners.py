@@ -106,7 +106,10 @@ def find(
     here, kept = _not_kept.get(file, {}), _kept(file) or {}
     if not here and not kept:
         return None
-    key = _key(described(spec), device.name, versions(device))
+    call = described(spec)
+    if not any(x.device == device.name and x.call == call for y in (here, kept) for x in y.values()):
+        return None  # without the versions: to learn that of cuDNN loads it
+    key = _key(call, device.name, versions(device))
     return here.get(key) or kept.get(key)
 
 
