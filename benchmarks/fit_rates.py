@@ -9,7 +9,6 @@ further reports, which they were not fitted to, is printed instead.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import jax
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice import order
-from attn_dispatch.core.choice.rates import DeviceRates, to_json
+from attn_dispatch.core.choice.rates import DeviceRates, text_of
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.rates.fit import as_rates, fitted, parameters_of
 from attn_dispatch_tools.rates.observations import Measured, measured_in, observations
@@ -108,10 +107,10 @@ def main() -> None:
         print(f"{name}: {len(arrays.time)} times of {len(measured)} calls")
         for line in summary(regret(devices[-1], measured), args.worst):
             print(line)
-    text = json.dumps(to_json(tuple(devices)), indent=1)
+    text = text_of(tuple(devices))
     print(f"{len(text)} bytes")
     if args.write:
-        RATES.write_text(text + "\n")
+        RATES.write_text(text)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from attn_dispatch.core.choice.rates import (
     DeviceRates,
     devices_of,
     rates_for,
-    to_json,
+    text_of,
     users_file,
 )
 from attn_dispatch.devices.device import Device
@@ -89,5 +88,4 @@ def write(file: Path, rates: DeviceRates) -> None:
         if file.exists():
             others = devices_of(reading.json_file(file, _MAX_BYTES, is_kept=True))
         kept = tuple(x for x in others if x.name != rates.name)
-        text = json.dumps(to_json((*kept, rates)), indent=1) + "\n"
-        writing.replace(file, text.encode())
+        writing.replace(file, text_of((*kept, rates)).encode())

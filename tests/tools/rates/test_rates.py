@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attn_dispatch.core.choice import rates as known_rates
-from attn_dispatch.core.choice.rates import FILE, DeviceRates, Rate, devices_of, rates_for, to_json
+from attn_dispatch.core.choice.rates import FILE, DeviceRates, Rate, devices_of, rates_for, text_of
 from attn_dispatch.core.choice.time_model import predicted, together
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.bench.regret.draws import KINDS, drawn
@@ -74,7 +74,8 @@ def test_a_fit_finds_the_rates_that_made_the_times(tmp_path: Path):
 def test_replay_compares_the_chosen_time_with_the_best_one():
     call = next(x for x in drawn(len(KINDS), 3) if x.kind == "causal")
     row = {"kind": "causal", "call": call.call,
-           "forward": {"cudnn": 100.0, "fa4": 80.0}, "step": {"cudnn": 300.0, "fa4": 400.0}}  # fmt: skip
+           "forward": {"cudnn": 100.0, "fa4": 80.0},
+           "step": {"cudnn": 300.0, "fa4": 400.0}}  # fmt: skip
     measured = [Measured(row, x, call.passes(x), dict(row[x]), {}) for x in (FORWARD, STEP)]
     (forward, step) = replayed(measured, lambda spec, names, is_alone: "cudnn")
     assert (forward.ratio, step.ratio) == (100 / 80, 1.0)
@@ -118,7 +119,7 @@ def test_the_users_rates_come_before_those_of_the_package(tmp_path: Path, monkey
     ]  # fmt: skip
     a100 = rates_for(parse("a100"))
     assert a100 is not None and a100.arch == "sm80"
-    assert to_json((own,))["devices"]["NVIDIA H200"]["sources"] == ["mine"]
+    assert devices_of(json.loads(text_of((own,)))) == (own,)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"devices": {"x": {"arch": "sm90"}}}', "null"])

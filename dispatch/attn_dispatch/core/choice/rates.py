@@ -189,17 +189,18 @@ def devices_of(file: Mapping[str, Any]) -> tuple[DeviceRates, ...]:
     )
 
 
-def to_json(devices: tuple[DeviceRates, ...]) -> dict[str, Any]:
-    """The content of a file of rates."""
-    found: dict[str, Any] = {}
+def text_of(devices: tuple[DeviceRates, ...]) -> str:
+    """The content of a file of rates: JSON with one line for each implementation and pass."""
+    texts: list[str] = []
     for x in devices:
-        by_name: dict[str, dict[str, Any]] = {}
+        by_name: dict[str, list[str]] = {}
         for (implementation, direction), rate in x.rates.items():
-            by_name.setdefault(implementation, {})[direction] = rate.to_json()
-        found[x.name] = {
-            "arch": x.arch,
-            "processors": x.processors,
-            "sources": list(x.sources),
-            "rates": by_name,
-        }
-    return {"devices": found}
+            line = f"{json.dumps(direction)}: {json.dumps(rate.to_json())}"
+            by_name.setdefault(implementation, []).append(line)
+        facts = {"arch": x.arch, "processors": x.processors, "sources": list(x.sources)}
+        rates = ",\n".join(
+            f"  {json.dumps(name)}: {{\n   " + ",\n   ".join(lines) + "}"
+            for name, lines in by_name.items()
+        )
+        texts.append(f' {json.dumps(x.name)}: {json.dumps(facts)[:-1]}, "rates": {{\n{rates}}}}}')
+    return '{"devices": {\n' + ",\n".join(texts) + "\n}}\n"
