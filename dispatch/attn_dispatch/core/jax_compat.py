@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jax
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
@@ -358,6 +359,11 @@ def call_module(code: bytes, name: str, context: Context, operands: MlirValues) 
     callee = ir.FlatSymbolRefAttr.get(name)
     call = func.CallOp(result_types(context), callee, list(operands))
     return cast("MlirValues", call.results)
+
+
+def constants(arrays: Sequence[np.ndarray]) -> MlirValues:
+    """Lower a primitive as these constants."""
+    return cast("MlirValues", [mlir.ir_constant(x) for x in arrays])
 
 
 def lower_typed_as(

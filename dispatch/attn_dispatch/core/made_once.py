@@ -43,6 +43,17 @@ class KeptMaker:
     """
 
 
+class ConstantMaker:
+    """Base class of makers that read no arrays: what they make is constants of the program."""
+
+    def constants(self) -> Sequence[np.ndarray]:
+        """The arrays."""
+        raise NotImplementedError
+
+    def __call__(self) -> Sequence[jax.Array]:
+        return [jnp.asarray(x) for x in self.constants()]
+
+
 def made_once(maker: Maker, *arrays: jax.Array | np.generic) -> list[jax.Array]:
     """The integer arrays that `maker` makes, kept by JAX for the backward pass."""
     are_floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
@@ -80,12 +91,16 @@ def _plain(types: Sequence[ShapedArray]) -> tuple[ShapedArray, ...]:
 
 
 def _types(*types: ShapedArray, maker: Maker) -> list[ShapedArray]:
+    if isinstance(maker, ConstantMaker):
+        return [ShapedArray(x.shape, x.dtype) for x in maker.constants()]
     # The lowering asks for plain types without a mesh, and finds what is traced here.
     with use_abstract_mesh(NO_MESH) if types == _plain(types) else nullcontext():
         return [x for x in _traced(maker, types).jaxpr.out_avals if isinstance(x, ShapedArray)]
 
 
 def _lower(context: Context, *operands: object, maker: Maker) -> MlirValues:
+    if isinstance(maker, ConstantMaker):
+        return jax_compat.constants(maker.constants())
     types = _plain(jax_compat.types_of(context))
     platforms = jax_compat.platforms_of(context)
     # A module is for one platform; with several, an exported program finds its own when it runs.

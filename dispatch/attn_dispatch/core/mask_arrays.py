@@ -13,14 +13,23 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.made_once import KeptMaker, made_once
+from attn_dispatch.core.made_once import ConstantMaker, KeptMaker, made_once
 from attn_dispatch.devices.device import Device
+from attn_dispatch.semantics.band_masks import (
+    MAX_BYTES,
+    band_lists,
+    band_rows,
+    rows_bytes,
+    static_band,
+)
 from attn_dispatch.semantics.interval_plan import PlanTiles, band_of, grid_of
 from attn_dispatch.semantics.intervals import certain_ranges, rows_of
+from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.mask_arrays import MaskArrays, MaskRows, real_and_invalid
 from attn_dispatch.semantics.mask_data import mask_lists
 from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec
@@ -62,15 +71,25 @@ def forward_arrays(
 ) -> tuple[jax.Array, ...]:
     """The arrays that follow the operands of a forward call."""
     call = LeadingCall.of(operands, options)
+    rows = _mask_rows(call, options, operands)
+    lists = _lists(call.spec, rows[0], tiles.forward, is_backward=False)
+    return tuple(map(call.unfold_shared, (*rows, *lists)))
+
+
+def _mask_rows(
+    call: LeadingCall, options: AttentionOptions, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The arrays of a call's `MaskRows`."""
+    band = static_band(call.spec)
+    if band is not None and rows_bytes(call.spec.seq_len_q) <= MAX_BYTES:
+        return made_once(_BandRows(call.spec.seq_len_q, call.spec.seq_len_kv, band))
     names, given = mask_operands(call.spec), dict(zip(options.operands, operands, strict=True))
     folded = call.fold({name: given[name] for name in names})
     made = made_once(_Ranges(mask_spec(call.spec), names), *folded.values())
     flags = MaskRows.number_of_flags(call.spec)
     ends = made[flags:]
     union = (_Union if len(ends) > 2 else _Rows)(call.spec.seq_len_q)
-    rows = (*made_once(union, *ends), *made[:flags])
-    lists = _lists(call.spec, rows[0], tiles.forward, is_backward=False)
-    return tuple(map(call.unfold_shared, (*rows, *lists)))
+    return [*made_once(union, *ends), *made[:flags]]
 
 
 def backward_arrays(
@@ -138,8 +157,36 @@ class _Lists(KeptMaker):
         return mask_lists(rows, self.grid, (low, high), is_backward=self.is_backward).arrays
 
 
+@dataclass(frozen=True)
+class _BandRows(ConstantMaker):
+    """Makes the rows of a static band."""
+
+    queries: int
+    keys: int
+    band: KeyBand
+
+    def constants(self) -> list[np.ndarray]:
+        return [band_rows(self.queries, self.keys, self.band)]
+
+
+@dataclass(frozen=True)
+class _BandLists(ConstantMaker):
+    """Makes the lists of one direction of a static band."""
+
+    grid: TileGrid
+    band: KeyBand
+    is_backward: bool
+
+    def constants(self) -> tuple[np.ndarray, ...]:
+        return band_lists(self.grid, self.band, is_backward=self.is_backward)
+
+
 def _lists(
     spec: AttentionSpec, rows: jax.Array, tile: TileSizes, *, is_backward: bool
 ) -> list[jax.Array]:
+    grid, band = grid_of(spec, tile), static_band(spec)
+    size = grid.backward_bytes(1) if is_backward else grid.forward_bytes(1)
+    if band is not None and size <= MAX_BYTES:
+        return made_once(_BandLists(grid, band, is_backward))
     low, high = band_of(spec).ends
-    return made_once(_Lists(grid_of(spec, tile), is_backward), rows, low, high)
+    return made_once(_Lists(grid, is_backward), rows, low, high)
