@@ -47,7 +47,7 @@ NEEDS_XLA_OR_PYTHON = (
 )  # fmt: skip
 """Sources that the program for ThreadSanitizer leaves out."""
 
-WITH_FRONTEND = ("plan.cc", "plan_line.cc", "graph.cc", "engine.cc")
+WITH_FRONTEND = ("plan.cc", "loaded_plan.cc", "plan_line.cc", "graph.cc", "engine.cc")
 """Sources compiled as one, since each includes the 40,000 lines of cudnn-frontend."""
 
 

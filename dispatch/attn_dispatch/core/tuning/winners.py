@@ -107,9 +107,8 @@ def find(
     if not here and not kept:
         return None
     call = described(spec)
-    if not any(
-        x.device == device.name and x.call == call for y in (here, kept) for x in y.values()
-    ):
+    entries = (*here.values(), *kept.values())
+    if not any(x.device == device.name and x.call == call for x in entries):
         return None  # without the versions: to learn that of cuDNN loads it
     key = _key(call, device.name, versions(device))
     return here.get(key) or kept.get(key)
