@@ -64,7 +64,13 @@ class CudnnLibrary:
         if device.properties is not None:
             return device.properties
         assert self.backend is not None and device.ordinal is not None
-        return self.backend.device_properties(device.ordinal)
+        return _properties_of(self.backend, device.ordinal)
+
+
+@lru_cache
+def _properties_of(backend: ModuleType | PlanningProcess, ordinal: int) -> str:
+    """cuDNN's properties of a device that is present, which planning asks for several times."""
+    return backend.device_properties(ordinal)
 
 
 def find() -> CudnnLibrary:
