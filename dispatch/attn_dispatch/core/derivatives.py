@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
+from attn_dispatch import settings
 from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.batching import batch_tangents
@@ -237,7 +238,9 @@ def _batch_jvp(
 ) -> tuple[Arrays, list[int]]:
     _refuse_in_parts(options)
     bound = partial(bind, attn_jvp_p, options=options, wanted=wanted, tiles=tiles)
-    if may_run_on_kernel(arrays, dims, options, wanted):
+    with settings.within(options.settings):
+        on_kernel = may_run_on_kernel(arrays, dims, options.without_settings, wanted)
+    if on_kernel:
         return batch_tangents(bound, arrays, dims, options, wanted)
     # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
     # does not depend on them is computed once.
@@ -267,8 +270,9 @@ def _lower_jvp(
 ) -> MlirValues:
     del tiles
     _refuse_in_parts(options)
-    function = function_to_lower(ctx, options, wanted)
-    return jax_compat.lower_as(function, ctx, arrays)
+    with settings.within(options.settings):
+        function = function_to_lower(ctx, options.without_settings, wanted)
+        return jax_compat.lower_as(function, ctx, arrays)
 
 
 def _make_jvp_primitive() -> Primitive:

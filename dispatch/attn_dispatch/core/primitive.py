@@ -51,6 +51,7 @@ from attn_dispatch.typed_jax import bind
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """out and the other results that the options name (operands.py). out and lse are
     differentiable."""
+    options = replace(options, settings=settings.of_blocks())
     options, operands = chosen_as_in_training(options), _vary_alike(operands)
     tiles = tiles_to_bind(options, operands) if select.some_take_masks() else None
     if tiles is None:
@@ -217,7 +218,7 @@ def _shard(primitive: Primitive, tiles: PlanTiles | None) -> Bind:
     return bind_options
 
 
-def _lower_partitioned(
+def _lower_with_settings(
     ctx: Context,
     *operands: object,
     primitive: Primitive,
@@ -225,6 +226,20 @@ def _lower_partitioned(
     options: AttentionOptions,
     tiles: PlanTiles | None = None,
 ) -> MlirValues:
+    with settings.within(options.settings):
+        return _lower_partitioned(ctx, operands, primitive, shard, options, tiles)
+
+
+def _lower_partitioned(
+    ctx: Context,
+    operands: Sequence[object],
+    primitive: Primitive,
+    shard: Primitive,
+    options: AttentionOptions,
+    tiles: PlanTiles | None,
+) -> MlirValues:
+    """Lower a call whose settings are in force."""
+    own, options = options, options.without_settings
     if options.meaning.context is not None:
         # Pieces are calls like any other: mesh axes that are not manual may split them further.
         compute = partial(_spread_over_devices, partial(_bind, primitive, tiles=None), options)
@@ -244,7 +259,7 @@ def _lower_partitioned(
         others = None
     if (drawn := sketch.current.get()) is not None:
         has_rule = not types_say and (others is not None or not in_shard_map)
-        return drawn.open_call(ctx, operands, options, sharding_rule if has_rule else None, others)
+        return drawn.open_call(ctx, operands, own, sharding_rule if has_rule else None, others)
     if types_say:
         return explicit_lowering(bind, ctx, operands, options)
 
@@ -304,7 +319,7 @@ def _make_primitive(name: str) -> Primitive:
     primitive.def_abstract_eval(_types)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
     # Not cached: a cached rule does not see where the operands come from. The shard's rule is.
-    rule = partial(_lower_partitioned, primitive=primitive, shard=shard)
+    rule = partial(_lower_with_settings, primitive=primitive, shard=shard)
     mlir.register_lowering(primitive, rule, cacheable=False)
     return primitive
 
