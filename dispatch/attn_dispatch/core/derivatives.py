@@ -78,30 +78,64 @@ def _forward_jvp(
     """attn_fwd, which returns its lse, and attn_jvp of the tangents not known to be 0."""
     count = len(options.operands)
     operands, further = operands[:count], operands[count:]
+    along = moving_operands(options, tangents[:count])
+    if not along:
+        results = bind(primitive, *operands, *further, options=options, tiles=tiles)
+        return results, [_no_tangent(x) for x in results]
+    forward, _ = both_options(options, tuple(along), has_lse_grad=options.wanted.needs_lse)
+    results = bind(primitive, *operands, *further, options=forward, tiles=tiles)
+    out, lse, *others = results
+    if not jax_compat.uses_remat3():  # which has a rule for the call (remat.py)
+        out, lse = named(out, SAVED_NAME), named(lse, SAVED_NAME)
+    known = out, lse, *others
+    return along_tangents(options, operands, further, known, along, tiles)
+
+
+def moving_operands(
+    options: AttentionOptions, tangents: Sequence[jax.Array | ad.Zero]
+) -> dict[str, jax.Array]:
+    """The tangents of a forward call's operands that are not known to be 0, by name.
+
+    Raises:
+      NotImplementedError: if one is not, and the call is paged.
+    """
     if "page_table" in options.operands and not all(map(_is_zero, tangents)):
         raise NotImplementedError(
             "paged_attention has no gradients: it is for serving. For gradients, call "
             "dot_product_attention on keys and values that are not in pages; otherwise put "
             "jax.lax.stop_gradient around the arguments"
         )
-    along = {
+    return {
         name: tangent
-        for name, tangent in zip(options.operands, tangents[:count], strict=True)
-        if name in options.differentiable and not _is_zero(tangent)
+        for name, tangent in zip(options.operands, tangents, strict=True)
+        if name in options.differentiable and not isinstance(tangent, ad.Zero)
     }
-    if not along:
-        results = bind(primitive, *operands, *further, options=options, tiles=tiles)
-        return results, [_no_tangent(x) for x in results]
-    wanted = tuple(along)
-    forward, _ = both_options(options, wanted, has_lse_grad=options.wanted.needs_lse)
-    results = bind(primitive, *operands, *further, options=forward, tiles=tiles)
-    out, lse, *others = results
-    out, lse = named(out, SAVED_NAME), named(lse, SAVED_NAME)
+
+
+def along_tangents(
+    options: AttentionOptions,
+    operands: Arrays,
+    further: Arrays,
+    known: Sequence[jax.Array],
+    along: dict[str, jax.Array],
+    tiles: PlanTiles | None,
+) -> tuple[Arrays, Tangents]:
+    """The results of a forward call, and their tangents by attn_jvp.
+
+    Args:
+      options: the call's options.
+      operands: the operands.
+      further: what follows them (mask_arrays.py).
+      known: out, lse and the other results, of the call that also returns lse.
+      along: the tangents of operands, by name; at least one.
+      tiles: the tiles of `further`.
+    """
+    out, lse, *others = known
     if tiles is not None:
         # Made here, they do not depend on the backward pass, and JAX keeps them for all layers.
         further = backward_arrays(options, operands, further, tiles)
-    known = (*operands, out, lse, *further)
-    moved = bind(attn_jvp_p, *known, *along.values(), options=options, wanted=wanted, tiles=tiles)
+    arrays, wanted = (*operands, out, lse, *further), tuple(along)
+    moved = bind(attn_jvp_p, *arrays, *along.values(), options=options, wanted=wanted, tiles=tiles)
     out_tangent, lse_tangent = moved
     # row_max and keep have no gradient.
     no_tangents = [_no_tangent(x) for x in others]

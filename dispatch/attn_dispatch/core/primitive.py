@@ -38,6 +38,7 @@ from attn_dispatch.core.mask_arrays import forward_arrays, mask_of
 from attn_dispatch.core.mask_binding import tiles_to_bind
 from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.partly_manual import other_axes
+from attn_dispatch.core.remat import attn_saved_p, make_saveable
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.core.whole_call import is_whole_program
@@ -327,4 +328,5 @@ def _make_primitive(name: str) -> Primitive:
 attn_fwd_p = _make_primitive("attn_fwd")
 attn_bwd_p = _make_primitive("attn_bwd")
 make_differentiable(attn_fwd_p, attn_bwd_p)
-make_interpretable(attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p)
+make_saveable(attn_fwd_p)
+make_interpretable(attn_fwd_p, attn_bwd_p, attn_jvp_p, attn_saved_p, by_formula_p)

@@ -18,6 +18,7 @@ from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
 from attn_dispatch.core.made_once import made_once_p
 from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
+from attn_dispatch.core.remat import attn_saved_p
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.core.tangents import derivative_on
 from attn_dispatch.settings import CallSettings
@@ -55,8 +56,8 @@ class OwnCalls:
 
     def note(self, equation: JaxprEqn, runs: Runs) -> bool:
         """Take the operation if it is a call or a part of one; returns whether it is."""
-        if equation.primitive is made_once_p:
-            return True  # the arrays of a call's mask
+        if equation.primitive in (made_once_p, attn_saved_p):
+            return True  # the arrays of a call's mask, and results that a forward pass saved
         if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
             return False
         own = _settings_of(equation)
