@@ -488,9 +488,9 @@ def tuning(seconds: float = 30.0) -> Block:
     The forward and the backward pass are tuned separately. Calls with dropout are not tuned,
     because both passes must draw the same mask.
 
-    Tuning allocates arrays of the call's size beside the program's arrays. Put the block around the
-    first call of a jitted function: inside the function it does nothing. A program that is compiled
-    already is compiled again inside the block, and is unchanged outside it.
+    Tuning allocates arrays of the call's size beside the program's arrays. The block may be around
+    the first call of a jitted function, or inside it around the attention calls to tune. A program
+    that is compiled already is compiled again inside the block, and is unchanged outside it.
 
     The environment variable ATTN_DISPATCH_TUNING, a number of seconds, tunes without a block.
     ATTN_DISPATCH_WINNERS names the file.

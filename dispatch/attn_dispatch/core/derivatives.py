@@ -88,6 +88,9 @@ def _forward_jvp(
     if not jax_compat.uses_remat3():  # which has a rule for the call (remat.py)
         out, lse = named(out, SAVED_NAME), named(lse, SAVED_NAME)
     known = out, lse, *others
+    if tiles is not None:
+        # Made here, they do not depend on the backward pass, and JAX keeps them for all layers.
+        further = backward_arrays(options, operands, further, tiles)
     return along_tangents(options, operands, further, known, along, tiles)
 
 
@@ -125,15 +128,12 @@ def along_tangents(
     Args:
       options: the call's options.
       operands: the operands.
-      further: what follows them (mask_arrays.py).
+      further: what follows those of the backward call (mask_arrays.py).
       known: out, lse and the other results, of the call that also returns lse.
       along: the tangents of operands, by name; at least one.
       tiles: the tiles of `further`.
     """
     out, lse, *others = known
-    if tiles is not None:
-        # Made here, they do not depend on the backward pass, and JAX keeps them for all layers.
-        further = backward_arrays(options, operands, further, tiles)
     arrays, wanted = (*operands, out, lse, *further), tuple(along)
     moved = bind(attn_jvp_p, *arrays, *along.values(), options=options, wanted=wanted, tiles=tiles)
     out_tangent, lse_tangent = moved

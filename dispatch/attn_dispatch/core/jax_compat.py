@@ -54,12 +54,16 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 try:
-    from jax._src.core import mem_kind_to_space as _space_of
-    from jax._src.interpreters import remat as _remat
-    from jax._src.interpreters.partial_eval import Offloadable as _Offloadable
-    from jax._src.interpreters.partial_eval import SaveableType as _SaveableType
-except ImportError:  # needed only under jax_remat3
-    _remat = None
+    from jax._src.core import mem_kind_to_space
+    from jax._src.interpreters import remat
+    from jax._src.interpreters.partial_eval import Offloadable, SaveableType
+
+    _space_of = cast("Callable[[str], Any]", mem_kind_to_space)
+    _remat_rules = cast("dict[Primitive, Callable[..., object]]", remat.rules)
+except (ImportError, AttributeError) as error:
+    raise UnsupportedJax(
+        "rules in jax._src.interpreters.remat, and what policies return"
+    ) from error
 
 try:
     from jax._src import dispatch
@@ -164,8 +168,8 @@ __all__ = [
     "platforms_of",
     "result_types",
     "run_eagerly",
-    "sdy",
     "saving_by",
+    "sdy",
     "set_remat_rule",
     "set_xla_metadata",
     "sharded_like",
@@ -197,34 +201,30 @@ def uses_remat3() -> bool:
 RematPolicy = Callable[..., object]
 """A policy of `jax.checkpoint`."""
 
-Split = tuple[
-    Sequence[jax.Array], Sequence[jax.Array], Callable[..., Sequence[jax.Array]]
-]
-"""The results of a primitive under `jax_remat3`, what is saved, and the function of that and the
-operands that returns the results for the backward pass."""
+Split = tuple[Sequence[jax.Array], object, Callable[..., Sequence[jax.Array]]]
+"""The results of a primitive under `jax_remat3`, a pytree of what is saved, and the function of
+that and the operands that returns the results for the backward pass."""
 
 
 def set_remat_rule(primitive: Primitive, split: Callable[..., Split]) -> None:
-    """Give a primitive its rule for `jax_remat3`, if this JAX has that.
+    """Give a primitive its rule for `jax_remat3`.
 
     Args:
       primitive: the primitive.
       split: takes the policy, None where nothing is saved, the operands, and the parameters.
     """
-    if _remat is None:
-        return
-    trace = _remat.RematTrace
 
     def rule(given: Any, *operands: jax.Array, **params: object) -> tuple[object, ...]:
         # JAX 0.10 gives the policy, and 0.11 the trace that has it. Until 0.12, the function of
         # the operands has what is saved.
-        policy = given.policy if isinstance(given, trace) else given
+        has_policy = isinstance(given, remat.RematTrace)
+        policy = cast("RematPolicy | None", given.policy if has_policy else given)
         results, saved, again = split(policy, *operands, **params)
         if jax.__version_info__ >= (0, 12):
             return results, saved, again
         return results, partial(again, saved)
 
-    cast("dict[Primitive, Callable[..., object]]", _remat.rules)[primitive] = rule
+    _remat_rules[primitive] = rule
 
 
 @dataclass(frozen=True)
@@ -243,10 +243,10 @@ def saving_by(
 ) -> Saving | None:
     """How a policy saves the results of a primitive; None if they are computed again."""
     case = policy is not None and policy(primitive, *map(jax.typeof, operands), **params)
-    if isinstance(case, _Offloadable):
-        there, here = _space_of(case.dst), _space_of(case.src)
+    if isinstance(case, Offloadable):
+        there, here = _space_of(str(case.dst)), _space_of(str(case.src))
         return Saving(lambda x: jax.device_put(x, there), lambda x: jax.device_put(x, here))
-    if case is True or isinstance(case, _SaveableType):
+    if case is True or isinstance(case, SaveableType):
         return Saving(lambda x: x, lambda x: x)
     return None
 

@@ -4,13 +4,15 @@ The new form looks at a program before it is differentiated. For each primitive 
 the results, and for a way to have them again in the backward pass. If the policy saves the name
 "context", attn_fwd runs once and returns its lse too, and attn_saved stands for it in the backward
 pass: its results are those that were saved, and its derivative is that of attn_fwd. Otherwise
-attn_fwd runs again, as JAX does it with primitives that have no rule.
+attn_fwd runs again, as JAX does it with primitives that have no rule; but arrays of the mask are
+not made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar, cast
 
 import jax
 from jax.core import ShapedArray
@@ -23,8 +25,15 @@ from attn_dispatch.core.derivatives import SAVED_NAME, Tangents, along_tangents,
 from attn_dispatch.core.formulas import Arrays
 from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
 from attn_dispatch.core.made_once import made_once_p
+from attn_dispatch.core.mask_arrays import backward_arrays
 from attn_dispatch.semantics.interval_plan import PlanTiles
-from attn_dispatch.typed_jax import array_type, bind
+from attn_dispatch.typed_jax import bind
+
+X = TypeVar("X")
+
+Saved = tuple[Sequence[jax.Array], Sequence[jax.Array]]
+"""What follows the operands of the backward call (mask_arrays.py), and the results; no results if
+the policy does not save them."""
 
 
 def make_saveable(forward: Primitive) -> None:
@@ -44,19 +53,29 @@ def _split(
     # The name stands for out and lse. Some policies save by primitive: everything_saveable.
     saving = jax_compat.saving_by(policy, jax_compat.name_p, arrays[:1], {"name": SAVED_NAME})
     saving = saving or jax_compat.saving_by(policy, primitive, arrays, params)
-    if saving is None or "page_table" in options.operands:
+    if "page_table" in options.operands or (saving is None and tiles is None):
         compute = partial(bind, primitive, **params)
-        return compute(*arrays), (), lambda _, *arrays: compute(*arrays)
+        return compute(*arrays), (), partial(_recomputed, compute)
     # Which operands have tangents is not known yet.
     moving, needs_lse = options.differentiable, options.wanted.needs_lse
     forward, _ = both_options(options, moving, has_lse_grad=needs_lse)
-    known = bind(primitive, *arrays, options=forward, tiles=tiles)
+    compute = partial(bind, primitive, options=forward, tiles=tiles)
+    known, count = compute(*arrays), len(options.operands)
+    further: Sequence[jax.Array] = ()
+    if tiles is not None:
+        further = backward_arrays(options, arrays[:count], arrays[count:], tiles)
 
-    def again(saved: Sequence[jax.Array], *arrays: jax.Array) -> list[jax.Array]:
-        results = map(saving.back, saved)
-        return bind(attn_saved_p, *arrays, *results, count=len(saved), **params)
+    def again(saved: Saved, *arrays: jax.Array) -> list[jax.Array]:
+        further, known = saved
+        if saving is None:
+            known = compute(*map(jax.lax.stop_gradient, arrays))
+        else:
+            known = [*map(saving.back, known)]
+        operands = arrays[:count]
+        return bind(attn_saved_p, *operands, *further, *known, count=len(known), **params)
 
-    return _without_lse(options, known), [*map(saving.away, known)], again
+    kept = () if saving is None else [*map(saving.away, known)]
+    return _without_lse(options, known), (further, kept), again
 
 
 def _split_made_once(
@@ -65,10 +84,22 @@ def _split_made_once(
     """They are saved whatever the policy, as made_once.py has it for the other form."""
     del policy
     made = bind(made_once_p, *arrays, maker=maker)
-    return made, made, lambda saved, *_: saved
+    return made, made, _as_saved
 
 
-def _without_lse(options: AttentionOptions, known: Sequence[jax.Array]) -> list[jax.Array]:
+def _recomputed(
+    compute: Callable[..., list[jax.Array]], saved: object, *arrays: jax.Array
+) -> list[jax.Array]:
+    del saved
+    return compute(*arrays)
+
+
+def _as_saved(saved: list[jax.Array], *arrays: jax.Array) -> list[jax.Array]:
+    del arrays
+    return saved
+
+
+def _without_lse(options: AttentionOptions, known: Sequence[X]) -> list[X]:
     """The results of a call, from those of the same call that also returns lse."""
     return [x for i, x in enumerate(known) if i != 1 or options.wanted.needs_lse]
 
@@ -95,8 +126,12 @@ def _jvp(
     if options.meaning.dropout_rate:
         # The forward pass was chosen for the gradients of all; another choice drops other pairs.
         by_name = dict(zip(options.operands, tangents, strict=False))
-        along = {x: ad.instantiate_zeros(by_name[x]) for x in options.differentiable}
+        along = {x: _instantiated(by_name[x]) for x in options.differentiable}
     return along_tangents(options, operands, further, known, along, tiles)
+
+
+def _instantiated(tangent: object) -> jax.Array:
+    return cast("Callable[[object], jax.Array]", ad.instantiate_zeros)(tangent)
 
 
 def _batch(
@@ -123,8 +158,8 @@ def _lower(
 
 
 def _make_primitive() -> Primitive:
-    """The primitive attn_saved, from the operands of attn_fwd, what follows them (mask_arrays.py),
-    and the `count` results of the call that returns lse."""
+    """The primitive attn_saved, from the operands of attn_fwd, what follows those of attn_bwd
+    (mask_arrays.py), and the `count` results of the call that returns lse."""
     primitive = Primitive("attn_saved")
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)
