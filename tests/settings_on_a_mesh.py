@@ -29,7 +29,7 @@ def collectives(strategy: Any, is_inside: bool) -> dict[str, int]:
         return (out**2).sum()
 
     with nullcontext() if is_inside else context_parallel(strategy):
-        text = jax.jit(jax.grad(loss)).lower(x).compile().as_text()
+        text = jax.jit(jax.grad(loss)).lower(x).compile().as_text() or ""
     return {name: text.count(f"{name}(") for name in COLLECTIVES}
 
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, SupportsIndex, TypeVar, cast, get_args
+from typing import Literal, ParamSpec, SupportsIndex, TypeVar, cast, get_args
 
 import jax
 import platformdirs
@@ -101,7 +101,7 @@ class CallSettings:
 
     def over(self, settings: Settings) -> Settings:
         """The settings in force for the call, where `settings` are in force around it."""
-        return replace(settings, **cast("dict[str, Any]", dict(self.changes)))
+        return cast("Callable[..., Settings]", replace)(settings, **dict(self.changes))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def within(call: CallSettings) -> AbstractContextManager[None]:
     return _context(_in_force().within(call)) if call.changes else nullcontext()
 
 
-def forced(**changes: object) -> AbstractContextManager[None]:
+def forced(changes: Mapping[str, object]) -> AbstractContextManager[None]:
     """A block in which settings hold even for calls that bring others."""
     before = _in_force()
     now = replace(before, forced=before.forced.changed(changes))
@@ -285,10 +285,10 @@ def restored(value: Settings) -> AbstractContextManager[None]:
 class Block:
     """Settings that differ within a `with` block, or in the calls of a function it decorates."""
 
-    def __init__(self, name: str, **changes: object) -> None:
+    def __init__(self, name: str, changes: Mapping[str, object]) -> None:
         """Args:
         name: the public function that made the block, for messages.
-        **changes: the settings that differ, by the names of the fields of `Settings`.
+        changes: the settings that differ, by the names of the fields of `Settings`.
         """
         self._name = name
         self._changes = changes
@@ -353,7 +353,7 @@ def fallback(policy: FallbackPolicy) -> Block:
       ValueError: for any other policy.
     """
     checked = _checked_policy(policy)
-    return Block("fallback", fallback=checked)
+    return Block("fallback", {"fallback": checked})
 
 
 def sharded_dropout(choice: ShardedDropout) -> Block:
@@ -370,7 +370,7 @@ def sharded_dropout(choice: ShardedDropout) -> Block:
       ValueError: for anything else.
     """
     checked = _checked_dropout(choice)
-    return Block("sharded_dropout", sharded_dropout=checked)
+    return Block("sharded_dropout", {"sharded_dropout": checked})
 
 
 def context_parallel(strategy: ContextParallel) -> Block:
@@ -392,7 +392,7 @@ def context_parallel(strategy: ContextParallel) -> Block:
       ValueError: for any other strategy.
     """
     checked = _checked_context(strategy)
-    return Block("context_parallel", context_parallel=checked)
+    return Block("context_parallel", {"context_parallel": checked})
 
 
 def rewrites(wanted: bool) -> Block:
@@ -409,7 +409,7 @@ def rewrites(wanted: bool) -> Block:
       ValueError: for anything but a bool.
     """
     checked = _checked_bool(wanted, "rewrites")
-    return Block("rewrites", rewrites=checked)
+    return Block("rewrites", {"rewrites": checked})
 
 
 def aiter_asm(wanted: bool) -> Block:
@@ -424,7 +424,7 @@ def aiter_asm(wanted: bool) -> Block:
       ValueError: for anything but a bool.
     """
     checked = _checked_bool(wanted, "aiter_asm")
-    return Block("aiter_asm", aiter_asm=checked)
+    return Block("aiter_asm", {"aiter_asm": checked})
 
 
 def finite_padding(promised: bool) -> Block:
@@ -446,7 +446,7 @@ def finite_padding(promised: bool) -> Block:
       ValueError: for anything but a bool.
     """
     checked = _checked_bool(promised, "finite_padding")
-    return Block("finite_padding", finite_padding=checked)
+    return Block("finite_padding", {"finite_padding": checked})
 
 
 def scratch_limit(limit: int | str | None) -> Block:
@@ -472,7 +472,7 @@ def scratch_limit(limit: int | str | None) -> Block:
       ValueError: for anything else.
     """
     checked = _checked_scratch(limit)
-    return Block("scratch_limit", scratch_limit=checked)
+    return Block("scratch_limit", {"scratch_limit": checked})
 
 
 def tuning(seconds: float = 30.0) -> Block:
@@ -502,4 +502,4 @@ def tuning(seconds: float = 30.0) -> Block:
       ValueError: for anything but a positive number of seconds.
     """
     checked = checked_seconds(seconds)
-    return Block("tuning", tuning_seconds=checked)
+    return Block("tuning", {"tuning_seconds": checked})

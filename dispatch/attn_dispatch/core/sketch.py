@@ -137,7 +137,7 @@ def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
     sketch = Sketch()
     try:
         # This lowering only finds shardings: its fallbacks are in the list that the user gets.
-        with _lowering(sketch), settings.forced(fallback="silent"):
+        with _lowering(sketch), settings.forced({"fallback": "silent"}):
             module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
         with module.context, ir.Location.unknown():
             inline_calls(module)

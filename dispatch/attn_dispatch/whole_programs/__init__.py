@@ -117,7 +117,7 @@ def assert_kernels(
         with target_block(target):
             return assert_kernels(function, *args, mesh=mesh, allow_others=allow_others)
     # A kernel that leaves some calls to XLA when it runs is none.
-    with settings.forced(fallback="error"):
+    with settings.forced({"fallback": "error"}):
         found = explain_program(function, *args, mesh=mesh)
     if found.device.platform not in ("cuda", "rocm"):
         raise ValueError(f"assert_kernels: expected a GPU as target, got {found.device}")
