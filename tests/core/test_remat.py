@@ -161,7 +161,8 @@ def test_calls_run_once_with_the_gradients_of_no_remat(name: str, mapped: str):
 
     x = X if mapped == "not mapped" else np.stack([X, -2 * X])
     calls = explain_program(gradient(CONTEXT), x, W).calls
-    assert [(x.forward_runs.times, x.backward_runs.times) for x in calls] == [(2, 2)]
+    assert sum(x.forward_runs.times or 0 for x in calls) == 2
+    assert sum(x.backward_runs.times or 0 for x in calls) == 2
     got, expected = (jax.jit(gradient(policy))(x, W) for policy in (CONTEXT, None))
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
