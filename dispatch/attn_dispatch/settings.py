@@ -1,7 +1,8 @@
 """Settings that apply to calls without being arguments: targets, policies, switches.
 
 A `jax.make_user_context` holds them, so that changing one misses JAX's caches and lowers the call
-again.
+again. What `with` blocks set around a call travels with it (`CallSettings`), because JAX may
+transform, lower and compile the call after the blocks have ended.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import operator
 import os
 import re
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -87,13 +88,64 @@ class Settings:
     """Whether the call is the whole of the program that is lowered (core/whole_call.py)."""
 
 
+@dataclass(frozen=True)
+class CallSettings:
+    """The settings that `with` blocks around a call set. They travel with the call."""
+
+    changes: tuple[tuple[str, object], ...] = ()
+    """The name and value of each field of `Settings` that a block sets, ordered by name."""
+
+    def changed(self, changes: Mapping[str, object]) -> CallSettings:
+        """These settings in a further block, inside the others."""
+        return CallSettings(tuple(sorted({**dict(self.changes), **changes}.items())))
+
+    def over(self, settings: Settings) -> Settings:
+        """The settings in force for the call, where `settings` are in force around it."""
+        return cast("Callable[..., Settings]", replace)(settings, **dict(self.changes))
+
+
+@dataclass(frozen=True)
+class _InForce:
+    """The settings in force, and which of them come from where."""
+
+    settings: Settings
+    of_blocks: CallSettings = CallSettings()
+    forced: CallSettings = CallSettings()
+    """The settings that also hold for calls that bring others."""
+
+    def within(self, changes: CallSettings) -> _InForce:
+        """The same where a block or a call sets some settings."""
+        return replace(self, settings=self.forced.over(changes.over(self.settings)))
+
+
 _context = jax.make_user_context(None)
+
+
+def _in_force() -> _InForce:
+    value = cast(_InForce | None, _context.value)
+    return value if value is not None else _InForce(_from_environment())
 
 
 def current() -> Settings:
     """The innermost `with` block's settings, else those of the environment."""
-    value = cast(Settings | None, _context.value)
-    return value if value is not None else _from_environment()
+    return _in_force().settings
+
+
+def of_blocks() -> CallSettings:
+    """The settings that the `with` blocks set that are open now."""
+    return _in_force().of_blocks
+
+
+def within(call: CallSettings) -> AbstractContextManager[None]:
+    """A block in which the settings of a call are in force, over those around it."""
+    return _context(_in_force().within(call)) if call.changes else nullcontext()
+
+
+def forced(changes: Mapping[str, object]) -> AbstractContextManager[None]:
+    """A block in which settings hold even for calls that bring others."""
+    before = _in_force()
+    now = replace(before, forced=before.forced.changed(changes))
+    return _context(now.within(CallSettings()))
 
 
 def _from_environment() -> Settings:
@@ -227,23 +279,19 @@ def why_no_cache_path(variable: str) -> str:
 
 def restored(value: Settings) -> AbstractContextManager[None]:
     """A block in which these are the settings in force."""
-    return _context(value)
-
-
-Change = Callable[[Settings], Settings]
-"""The settings in force to those of a block."""
+    return _context(_InForce(value))
 
 
 class Block:
     """Settings that differ within a `with` block, or in the calls of a function it decorates."""
 
-    def __init__(self, name: str, change: Change) -> None:
+    def __init__(self, name: str, changes: Mapping[str, object]) -> None:
         """Args:
         name: the public function that made the block, for messages.
-        change: how the settings differ.
+        changes: the settings that differ, by the names of the fields of `Settings`.
         """
         self._name = name
-        self._change = change
+        self._changes = changes
         self._entered: AbstractContextManager[None] | None = None
         self._is_used = False
 
@@ -251,7 +299,7 @@ class Block:
         if self._is_used:
             raise RuntimeError(f"{self._name}: expected a new block for each `with`")
         self._is_used = True
-        self._entered = restored(self._change(current()))
+        self._entered = self._changed()
         self._entered.__enter__()
 
     def __exit__(
@@ -267,11 +315,16 @@ class Block:
         self._is_used = True
 
         @functools.wraps(function)
-        def within(*args: P.args, **kwargs: P.kwargs) -> R:
-            with restored(self._change(current())):
+        def within_block(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._changed():
                 return function(*args, **kwargs)
 
-        return within
+        return within_block
+
+    def _changed(self) -> AbstractContextManager[None]:
+        before = _in_force()
+        now = replace(before, of_blocks=before.of_blocks.changed(self._changes))
+        return _context(now.within(CallSettings().changed(self._changes)))
 
     def __del__(self) -> None:
         if not self._is_used:
@@ -300,7 +353,7 @@ def fallback(policy: FallbackPolicy) -> Block:
       ValueError: for any other policy.
     """
     checked = _checked_policy(policy)
-    return Block("fallback", lambda settings: replace(settings, fallback=checked))
+    return Block("fallback", {"fallback": checked})
 
 
 def sharded_dropout(choice: ShardedDropout) -> Block:
@@ -317,7 +370,7 @@ def sharded_dropout(choice: ShardedDropout) -> Block:
       ValueError: for anything else.
     """
     checked = _checked_dropout(choice)
-    return Block("sharded_dropout", lambda settings: replace(settings, sharded_dropout=checked))
+    return Block("sharded_dropout", {"sharded_dropout": checked})
 
 
 def context_parallel(strategy: ContextParallel) -> Block:
@@ -339,7 +392,7 @@ def context_parallel(strategy: ContextParallel) -> Block:
       ValueError: for any other strategy.
     """
     checked = _checked_context(strategy)
-    return Block("context_parallel", lambda settings: replace(settings, context_parallel=checked))
+    return Block("context_parallel", {"context_parallel": checked})
 
 
 def rewrites(wanted: bool) -> Block:
@@ -356,7 +409,7 @@ def rewrites(wanted: bool) -> Block:
       ValueError: for anything but a bool.
     """
     checked = _checked_bool(wanted, "rewrites")
-    return Block("rewrites", lambda settings: replace(settings, rewrites=checked))
+    return Block("rewrites", {"rewrites": checked})
 
 
 def aiter_asm(wanted: bool) -> Block:
@@ -371,7 +424,7 @@ def aiter_asm(wanted: bool) -> Block:
       ValueError: for anything but a bool.
     """
     checked = _checked_bool(wanted, "aiter_asm")
-    return Block("aiter_asm", lambda settings: replace(settings, aiter_asm=checked))
+    return Block("aiter_asm", {"aiter_asm": checked})
 
 
 def finite_padding(promised: bool) -> Block:
@@ -393,7 +446,7 @@ def finite_padding(promised: bool) -> Block:
       ValueError: for anything but a bool.
     """
     checked = _checked_bool(promised, "finite_padding")
-    return Block("finite_padding", lambda settings: replace(settings, finite_padding=checked))
+    return Block("finite_padding", {"finite_padding": checked})
 
 
 def scratch_limit(limit: int | str | None) -> Block:
@@ -419,7 +472,7 @@ def scratch_limit(limit: int | str | None) -> Block:
       ValueError: for anything else.
     """
     checked = _checked_scratch(limit)
-    return Block("scratch_limit", lambda settings: replace(settings, scratch_limit=checked))
+    return Block("scratch_limit", {"scratch_limit": checked})
 
 
 def tuning(seconds: float = 30.0) -> Block:
@@ -435,9 +488,9 @@ def tuning(seconds: float = 30.0) -> Block:
     The forward and the backward pass are tuned separately. Calls with dropout are not tuned,
     because both passes must draw the same mask.
 
-    Tuning allocates arrays of the call's size beside the program's arrays. Put the block around the
-    first call of a jitted function: inside the function it does nothing. A program that is compiled
-    already is compiled again inside the block, and is unchanged outside it.
+    Tuning allocates arrays of the call's size beside the program's arrays. The block may be around
+    the first call of a jitted function, or inside it around the attention calls to tune. A program
+    that is compiled already is compiled again inside the block, and is unchanged outside it.
 
     The environment variable ATTN_DISPATCH_TUNING, a number of seconds, tunes without a block.
     ATTN_DISPATCH_WINNERS names the file.
@@ -449,4 +502,4 @@ def tuning(seconds: float = 30.0) -> Block:
       ValueError: for anything but a positive number of seconds.
     """
     checked = checked_seconds(seconds)
-    return Block("tuning", lambda settings: replace(settings, tuning_seconds=checked))
+    return Block("tuning", {"tuning_seconds": checked})

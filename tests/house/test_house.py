@@ -209,6 +209,7 @@ _NOT_TESTS = {"test_util"}  # a module of JAX
 _UNKNOWN_NAMES = {
     "typed_jax.py": "the parameters of a JAX primitive",
     "core/interpreters.py": "the parameters of a JAX primitive",
+    "core/jax_compat.py": "the parameters of a JAX primitive",
     "integrations/equinox.py": "the arguments of Equinox's layer",
     "integrations/flax/models.py": "the arguments of a Linen model",
     "integrations/merging.py": "the arguments that a layer of a framework passes",

@@ -2,14 +2,15 @@
 
 The parts differ in how long they hold. What the caller means holds in every derivative, and in
 every rewrite that does not express it in another way. The wanted results change with the direction.
-The promises of a rewrite, and the engine that tuning chose, hold only while one implementation is
-asked about one call.
+The settings of the call hold until it is lowered, where they are put in force. The promises of a
+rewrite, and the engine that tuning chose, hold only while one implementation is asked about one
+call.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.context import Context
 from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.settings import CallSettings
 
 CausalAlignment = Literal["top_left", "bottom_right"]
 Alignment = Literal["top_left", "bottom_right", "by_offset"]
@@ -137,6 +139,18 @@ class AttentionOptions:
     engine: str = ""
     """The implementation's engine that tuning found to be faster than its default, in the words of
     the implementation; "" is the default."""
+    settings: CallSettings = field(default=CallSettings(), repr=False)
+    """What the `with` blocks around the call set."""
+
+    @property
+    def without_settings(self) -> AttentionOptions:
+        """The options where the settings of the call are in force."""
+        if not self.settings.changes:
+            return self
+        wanted, partner = self.wanted, self.wanted.partner
+        if partner is not None:
+            wanted = replace(wanted, partner=partner.without_settings)
+        return replace(self, wanted=wanted, settings=CallSettings())
 
     @property
     def differentiable(self) -> tuple[str, ...]:

@@ -67,6 +67,11 @@ class AttentionSpec:
         """The same call with these results."""
         return AttentionSpec(self.options.returning(wanted), self.operands)
 
+    @property
+    def without_settings(self) -> AttentionSpec:
+        """The same call where its settings are in force."""
+        return AttentionSpec(self.options.without_settings, self.operands)
+
     def by(self, *implementation: str) -> AttentionSpec:
         """The same call with these implementations as the only choices, in this order."""
         meaning = replace(self.meaning, implementation=implementation)

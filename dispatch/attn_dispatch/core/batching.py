@@ -73,6 +73,27 @@ def batch_tangents(
     return results, [0] * len(results)
 
 
+def batch_known(
+    bind: Bound, arrays: Sequence[jax.Array], dims: Dims, options: AttentionOptions, known: int
+) -> tuple[list[jax.Array], list[int]]:
+    """The batching rule of a call whose results are known.
+
+    Args:
+      bind: the function of the arrays that returns the results.
+      arrays: operands, those that follow them (mask_arrays.py), and results.
+      dims: the mapped axis of each; None for an array that is not mapped.
+      options: the call's options.
+      known: the number of results.
+    """
+    front, count, last = _Front.of(arrays, dims), len(options.operands), len(arrays) - known
+    partner = options.wanted.partner
+    wanted = () if partner is None else partner.wanted.gradients
+    operands = front.of_operands(options.operands, arrays[:count], dims[:count], wanted)
+    further = map(_shared, arrays[count:last], dims[count:last])
+    results = bind(*operands, *further, *map(front.moved, arrays[last:], dims[last:]))
+    return results, [0] * len(results)
+
+
 def _shared(x: jax.Array, dim: int | None) -> jax.Array:
     """An array that may be shared along the mapped axis, which comes first."""
     return x[None] if dim is None else jnp.moveaxis(x, dim, 0)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
+from attn_dispatch import settings
 from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.batching import batch_tangents
@@ -77,30 +78,64 @@ def _forward_jvp(
     """attn_fwd, which returns its lse, and attn_jvp of the tangents not known to be 0."""
     count = len(options.operands)
     operands, further = operands[:count], operands[count:]
+    along = moving_operands(options, tangents[:count])
+    if not along:
+        results = bind(primitive, *operands, *further, options=options, tiles=tiles)
+        return results, [_no_tangent(x) for x in results]
+    forward, _ = both_options(options, tuple(along), has_lse_grad=options.wanted.needs_lse)
+    results = bind(primitive, *operands, *further, options=forward, tiles=tiles)
+    out, lse, *others = results
+    if not jax_compat.uses_remat3():  # which has a rule for the call (remat.py)
+        out, lse = named(out, SAVED_NAME), named(lse, SAVED_NAME)
+    known = out, lse, *others
+    if tiles is not None:
+        # Made here, they do not depend on the backward pass, and JAX keeps them for all layers.
+        further = backward_arrays(options, operands, further, tiles)
+    return along_tangents(options, operands, further, known, along, tiles)
+
+
+def moving_operands(
+    options: AttentionOptions, tangents: Sequence[jax.Array | ad.Zero]
+) -> dict[str, jax.Array]:
+    """The tangents of a forward call's operands that are not known to be 0, by name.
+
+    Raises:
+      NotImplementedError: if one is not, and the call is paged.
+    """
     if "page_table" in options.operands and not all(map(_is_zero, tangents)):
         raise NotImplementedError(
             "paged_attention has no gradients: it is for serving. For gradients, call "
             "dot_product_attention on keys and values that are not in pages; otherwise put "
             "jax.lax.stop_gradient around the arguments"
         )
-    along = {
+    return {
         name: tangent
-        for name, tangent in zip(options.operands, tangents[:count], strict=True)
-        if name in options.differentiable and not _is_zero(tangent)
+        for name, tangent in zip(options.operands, tangents, strict=True)
+        if name in options.differentiable and not isinstance(tangent, ad.Zero)
     }
-    if not along:
-        results = bind(primitive, *operands, *further, options=options, tiles=tiles)
-        return results, [_no_tangent(x) for x in results]
-    wanted = tuple(along)
-    forward, _ = both_options(options, wanted, has_lse_grad=options.wanted.needs_lse)
-    results = bind(primitive, *operands, *further, options=forward, tiles=tiles)
-    out, lse, *others = results
-    out, lse = named(out, SAVED_NAME), named(lse, SAVED_NAME)
-    if tiles is not None:
-        # Made here, they do not depend on the backward pass, and JAX keeps them for all layers.
-        further = backward_arrays(options, operands, further, tiles)
-    known = (*operands, out, lse, *further)
-    moved = bind(attn_jvp_p, *known, *along.values(), options=options, wanted=wanted, tiles=tiles)
+
+
+def along_tangents(
+    options: AttentionOptions,
+    operands: Arrays,
+    further: Arrays,
+    known: Sequence[jax.Array],
+    along: dict[str, jax.Array],
+    tiles: PlanTiles | None,
+) -> tuple[Arrays, Tangents]:
+    """The results of a forward call, and their tangents by attn_jvp.
+
+    Args:
+      options: the call's options.
+      operands: the operands.
+      further: what follows those of the backward call (mask_arrays.py).
+      known: out, lse and the other results, of the call that also returns lse.
+      along: the tangents of operands, by name; at least one.
+      tiles: the tiles of `further`.
+    """
+    out, lse, *others = known
+    arrays, wanted = (*operands, out, lse, *further), tuple(along)
+    moved = bind(attn_jvp_p, *arrays, *along.values(), options=options, wanted=wanted, tiles=tiles)
     out_tangent, lse_tangent = moved
     # row_max and keep have no gradient.
     no_tangents = [_no_tangent(x) for x in others]
@@ -237,7 +272,9 @@ def _batch_jvp(
 ) -> tuple[Arrays, list[int]]:
     _refuse_in_parts(options)
     bound = partial(bind, attn_jvp_p, options=options, wanted=wanted, tiles=tiles)
-    if may_run_on_kernel(arrays, dims, options, wanted):
+    with settings.within(options.settings):
+        on_kernel = may_run_on_kernel(arrays, dims, options.without_settings, wanted)
+    if on_kernel:
         return batch_tangents(bound, arrays, dims, options, wanted)
     # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
     # does not depend on them is computed once.
@@ -267,8 +304,9 @@ def _lower_jvp(
 ) -> MlirValues:
     del tiles
     _refuse_in_parts(options)
-    function = function_to_lower(ctx, options, wanted)
-    return jax_compat.lower_as(function, ctx, arrays)
+    with settings.within(options.settings):
+        function = function_to_lower(ctx, options.without_settings, wanted)
+        return jax_compat.lower_as(function, ctx, arrays)
 
 
 def _make_jvp_primitive() -> Primitive:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
+from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.operands import ArrayType
 from attn_dispatch.call.options import FORWARD_MODE, AttentionOptions, both_options
@@ -147,8 +148,9 @@ def _make_gate() -> Primitive:
         ctx: Context, x: object, *, spec: AttentionSpec, platform: str | None = None
     ) -> MlirValues:
         name = platform or jax_compat.platforms_of(ctx)[0]
-        for device in (*targets_to_check(name), device_for(name)):
-            select.allow_formula(spec, device)
+        with settings.within(spec.options.settings):
+            for device in (*targets_to_check(name), device_for(name)):
+                select.allow_formula(spec.without_settings, device)
         return [x]
 
     mlir.register_lowering(primitive, lower)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -51,6 +52,18 @@ try:
 except (ImportError, AttributeError) as error:
     raise UnsupportedJax(
         "dce_jaxpr and partial_eval_jaxpr_custom_rules in jax.interpreters.partial_eval"
+    ) from error
+
+try:
+    from jax._src.core import mem_kind_to_space
+    from jax._src.interpreters import remat
+    from jax._src.interpreters.partial_eval import Offloadable, SaveableType
+
+    _space_of = cast("Callable[[str], Any]", mem_kind_to_space)
+    _remat_rules = cast("dict[Primitive, Callable[..., object]]", remat.rules)
+except (ImportError, AttributeError) as error:
+    raise UnsupportedJax(
+        "rules in jax._src.interpreters.remat, and what policies return"
     ) from error
 
 try:
@@ -130,6 +143,9 @@ without arguments, and only JAX looks into these values."""
 __all__ = [
     "Context",
     "MlirValues",
+    "RematPolicy",
+    "Saving",
+    "Split",
     "UnsupportedJax",
     "ad",
     "batching",
@@ -153,13 +169,16 @@ __all__ = [
     "platforms_of",
     "result_types",
     "run_eagerly",
+    "saving_by",
     "sdy",
+    "set_remat_rule",
     "set_xla_metadata",
     "sharded_like",
     "sharding_rule",
     "stablehlo",
     "tracing_for_nvidia",
     "types_of",
+    "uses_remat3",
     "uses_shardy",
     "varying_axes",
     "with_devices",
@@ -173,6 +192,64 @@ def run_eagerly(primitive: Primitive) -> None:
     Under `jax.disable_jit`, a `jax.jit` here would bind the primitive again without end.
     """
     primitive.def_impl(partial(apply_primitive, primitive))
+
+
+def uses_remat3() -> bool:
+    """Whether `jax.checkpoint` has its new form."""
+    return bool(getattr(jax.config, "jax_remat3", False))
+
+
+RematPolicy = Callable[..., object]
+"""A policy of `jax.checkpoint`."""
+
+Split = tuple[Sequence[jax.Array], object, Callable[..., Sequence[jax.Array]]]
+"""The results of a primitive under `jax_remat3`, a pytree of what is saved, and the function of
+that and the operands that returns the results for the backward pass."""
+
+
+def set_remat_rule(primitive: Primitive, split: Callable[..., Split]) -> None:
+    """Give a primitive its rule for `jax_remat3`.
+
+    Args:
+      primitive: the primitive.
+      split: takes the policy, None where nothing is saved, the operands, and the parameters.
+    """
+
+    def rule(given: Any, *operands: jax.Array, **params: object) -> tuple[object, ...]:
+        # JAX 0.10 gives the policy, and 0.11 the trace that has it. Until 0.12, the function of
+        # the operands has what is saved.
+        has_policy = isinstance(given, remat.RematTrace)
+        policy = cast("RematPolicy | None", given.policy if has_policy else given)
+        results, saved, again = split(policy, *operands, **params)
+        if jax.__version_info__ >= (0, 12):
+            return results, saved, again
+        return results, partial(again, saved)
+
+    _remat_rules[primitive] = rule
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How an array is saved for the backward pass."""
+
+    away: Callable[[jax.Array], jax.Array]
+    back: Callable[[jax.Array], jax.Array]
+
+
+def saving_by(
+    policy: RematPolicy | None,
+    primitive: Primitive,
+    operands: Sequence[jax.Array],
+    params: Mapping[str, object],
+) -> Saving | None:
+    """How a policy saves the results of a primitive; None if they are computed again."""
+    case = policy is not None and policy(primitive, *map(jax.typeof, operands), **params)
+    if isinstance(case, Offloadable):
+        there, here = _space_of(str(case.dst)), _space_of(str(case.src))
+        return Saving(lambda x: jax.device_put(x, there), lambda x: jax.device_put(x, here))
+    if case is True or isinstance(case, SaveableType):
+        return Saving(lambda x: x, lambda x: x)
+    return None
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:

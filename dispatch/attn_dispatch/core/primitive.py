@@ -38,6 +38,7 @@ from attn_dispatch.core.mask_arrays import forward_arrays, mask_of
 from attn_dispatch.core.mask_binding import tiles_to_bind
 from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.partly_manual import other_axes
+from attn_dispatch.core.remat import attn_saved_p, make_saveable
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.core.whole_call import is_whole_program
@@ -51,6 +52,7 @@ from attn_dispatch.typed_jax import bind
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """out and the other results that the options name (operands.py). out and lse are
     differentiable."""
+    options = replace(options, settings=settings.of_blocks())
     options, operands = chosen_as_in_training(options), _vary_alike(operands)
     tiles = tiles_to_bind(options, operands) if select.some_take_masks() else None
     if tiles is None:
@@ -217,7 +219,7 @@ def _shard(primitive: Primitive, tiles: PlanTiles | None) -> Bind:
     return bind_options
 
 
-def _lower_partitioned(
+def _lower_with_settings(
     ctx: Context,
     *operands: object,
     primitive: Primitive,
@@ -225,6 +227,20 @@ def _lower_partitioned(
     options: AttentionOptions,
     tiles: PlanTiles | None = None,
 ) -> MlirValues:
+    with settings.within(options.settings):
+        return _lower_partitioned(ctx, operands, primitive, shard, options, tiles)
+
+
+def _lower_partitioned(
+    ctx: Context,
+    operands: Sequence[object],
+    primitive: Primitive,
+    shard: Primitive,
+    options: AttentionOptions,
+    tiles: PlanTiles | None,
+) -> MlirValues:
+    """Lower a call whose settings are in force."""
+    own, options = options, options.without_settings
     if options.meaning.context is not None:
         # Pieces are calls like any other: mesh axes that are not manual may split them further.
         compute = partial(_spread_over_devices, partial(_bind, primitive, tiles=None), options)
@@ -244,7 +260,7 @@ def _lower_partitioned(
         others = None
     if (drawn := sketch.current.get()) is not None:
         has_rule = not types_say and (others is not None or not in_shard_map)
-        return drawn.open_call(ctx, operands, options, sharding_rule if has_rule else None, others)
+        return drawn.open_call(ctx, operands, own, sharding_rule if has_rule else None, others)
     if types_say:
         return explicit_lowering(bind, ctx, operands, options)
 
@@ -304,7 +320,7 @@ def _make_primitive(name: str) -> Primitive:
     primitive.def_abstract_eval(_types)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
     # Not cached: a cached rule does not see where the operands come from. The shard's rule is.
-    rule = partial(_lower_partitioned, primitive=primitive, shard=shard)
+    rule = partial(_lower_with_settings, primitive=primitive, shard=shard)
     mlir.register_lowering(primitive, rule, cacheable=False)
     return primitive
 
@@ -312,4 +328,5 @@ def _make_primitive(name: str) -> Primitive:
 attn_fwd_p = _make_primitive("attn_fwd")
 attn_bwd_p = _make_primitive("attn_bwd")
 make_differentiable(attn_fwd_p, attn_bwd_p)
-make_interpretable(attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p)
+make_saveable(attn_fwd_p)
+make_interpretable(attn_fwd_p, attn_bwd_p, attn_jvp_p, attn_saved_p, by_formula_p)

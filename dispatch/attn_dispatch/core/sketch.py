@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -119,7 +118,8 @@ class Sketch:
             if len(known) != len(specs):
                 continue
             if others is None:
-                shards = split(call, sizes, known["query"], known[key_operand(call)])
+                with settings.within(call.options.settings):
+                    shards = split(call, sizes, known["query"], known[key_operand(call)])
             else:
                 shards, known = group_shards(others, call, known)
             self._found.setdefault((call, others), {}).setdefault(shards, known)
@@ -135,10 +135,9 @@ def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
       platform: the platform of the devices.
     """
     sketch = Sketch()
-    # This lowering only finds shardings: its fallbacks are in the list that the user gets.
-    silent = replace(settings.current(), fallback="silent")
     try:
-        with _lowering(sketch), settings.restored(silent):
+        # This lowering only finds shardings: its fallbacks are in the list that the user gets.
+        with _lowering(sketch), settings.forced({"fallback": "silent"}):
             module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
         with module.context, ir.Location.unknown():
             inline_calls(module)

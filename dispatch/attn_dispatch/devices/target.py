@@ -45,7 +45,7 @@ def target(*targets: str) -> settings.Block:
       ValueError: for an unknown target, or two for one platform.
     """
     _by_platform(targets)
-    return settings.Block("target", lambda before: replace(before, targets=targets))
+    return settings.Block("target", {"targets": targets})
 
 
 def device_for(platform: str) -> Device:

@@ -13,7 +13,7 @@ from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
 from attn_dispatch.core.sketch import of_program
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import default_device
+from attn_dispatch.devices.target import default_device, device_for
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.warning import warn_of_convention
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
@@ -117,7 +117,7 @@ def assert_kernels(
         with target_block(target):
             return assert_kernels(function, *args, mesh=mesh, allow_others=allow_others)
     # A kernel that leaves some calls to XLA when it runs is none.
-    with settings.fallback("error"):
+    with settings.forced({"fallback": "error"}):
         found = explain_program(function, *args, mesh=mesh)
     if found.device.platform not in ("cuda", "rocm"):
         raise ValueError(f"assert_kernels: expected a GPU as target, got {found.device}")
@@ -141,5 +141,8 @@ _RETURN_IT = "what a function does not return is not part of its program"
 def _explained(pair: Pair, device: Device) -> ProgramCall:
     call = pair.forward or pair.backward
     assert call is not None
-    explanation = explain_specs(call, device, pair.forward, pair.backward, pair.share)
+    with settings.within(pair.settings):
+        if "targets" in dict(pair.settings.changes):
+            device = device_for(device.platform)
+        explanation = explain_specs(call, device, pair.forward, pair.backward, pair.share)
     return ProgramCall(pair.place, pair.forward_runs, pair.backward_runs, explanation)

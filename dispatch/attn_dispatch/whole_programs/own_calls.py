@@ -9,6 +9,7 @@ from typing import cast
 
 from jax.extend.core import JaxprEqn
 
+from attn_dispatch import settings
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.derivatives import attn_jvp_p
@@ -17,8 +18,10 @@ from attn_dispatch.core.formulas import by_formula_p, spec_of_tangents
 from attn_dispatch.core.made_once import made_once_p
 from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attn_bwd_p, attn_fwd_p
+from attn_dispatch.core.remat import attn_saved_p
 from attn_dispatch.core.sketch import Sketch
 from attn_dispatch.core.tangents import derivative_on
+from attn_dispatch.settings import CallSettings
 from attn_dispatch.typed_jax import type_of
 from attn_dispatch.whole_programs.places import Place, place_of
 from attn_dispatch.whole_programs.runs import Runs, total
@@ -26,9 +29,10 @@ from attn_dispatch.whole_programs.runs import Runs, total
 
 @dataclass
 class Calls:
-    """The calls at one line whose forward calls agree in meaning and shapes."""
+    """The calls at one line whose forward calls agree in meaning, shapes and settings."""
 
     place: Place | None
+    settings: CallSettings
     share: DeviceShare | None
     forward: dict[AttentionSpec, list[Runs]] = field(
         default_factory=dict[AttentionSpec, list[Runs]]
@@ -39,7 +43,7 @@ class Calls:
     )
 
 
-_Key = tuple[Place | None, AttentionSpec]
+_Key = tuple[Place | None, CallSettings, AttentionSpec]
 
 
 class OwnCalls:
@@ -52,13 +56,15 @@ class OwnCalls:
 
     def note(self, equation: JaxprEqn, runs: Runs) -> bool:
         """Take the operation if it is a call or a part of one; returns whether it is."""
-        if equation.primitive is made_once_p:
-            return True  # the arrays of a call's mask
+        if equation.primitive in (made_once_p, attn_saved_p):
+            return True  # the arrays of a call's mask, and results that a forward pass saved
         if equation.primitive not in (attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p):
             return False
-        spec, share = _call_in(equation, self._find_sketch)
-        place = place_of(equation)
-        calls = self._found.setdefault((place, _meant(spec)), Calls(place, share))
+        own = _settings_of(equation)
+        with settings.within(own):
+            found, share = _call_in(equation, self._find_sketch)
+        place, spec = place_of(equation), found.without_settings
+        calls = self._found.setdefault((place, own, _meant(spec)), Calls(place, own, share))
         specs = calls.backward if spec.is_backward else calls.forward
         runs = replace(runs, again=0) if spec.is_backward else runs
         specs.setdefault(spec, []).append(runs)
@@ -74,12 +80,19 @@ class Pair:
     """A forward call and its backward call; one of them may be missing."""
 
     place: Place | None
+    settings: CallSettings
     share: DeviceShare | None
     """On a mesh: which part of the program's call it is."""
     forward: AttentionSpec | None
     forward_runs: Runs
     backward: AttentionSpec | None
     backward_runs: Runs
+
+
+def _settings_of(equation: JaxprEqn) -> CallSettings:
+    if equation.primitive is by_formula_p:
+        return cast("AttentionSpec", equation.params["spec"]).options.settings
+    return cast("AttentionOptions", equation.params["options"]).settings
 
 
 def _call_in(
@@ -122,6 +135,7 @@ def _paired(calls: Calls) -> Sequence[Pair]:
         pairs.append(
             Pair(
                 calls.place,
+                calls.settings,
                 calls.share,
                 first,
                 total(() if first is None else calls.forward[first]),
