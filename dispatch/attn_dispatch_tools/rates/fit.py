@@ -17,7 +17,7 @@ Parameters = dict[str, jax.Array]
 """Logarithms of rates by field, [implementation, pass] or with an axis of dims or traits."""
 
 _STEPS, _LEARNING_RATE = 5000, 0.03
-_PRIOR = 1e-5
+_PRIOR = 2e-5
 """The weight of the distance from the rates that the fit starts from."""
 _SHARPNESS = 6.0
 _BEND = 0.1
@@ -43,6 +43,7 @@ def neutral() -> Parameters:
         "host": jnp.full(shape, jnp.log(35.0)),
         "start": jnp.full(shape, jnp.log(5.0)),
         "path": jnp.full(shape, -1.0),
+        "wave": jnp.full(shape, -1.0),
         "block": jnp.full(shape, -2.0),
         "megabyte": jnp.full(shape, jnp.log(0.5)),
         "pair_megabyte": jnp.full(shape, jnp.log(0.3)),
@@ -69,6 +70,7 @@ def _pass_times(
     tile = jnp.exp(tile + (of("tile_times") * traits).sum(-1))
     path = jnp.exp(of("path") + (of("path_times") * traits).sum(-1))
     tiles = x["tiles"][:, index] + path * x["longest"][:, index]
+    tiles += jnp.exp(of("wave")) * x["wave"][:, index]
     tiles += jnp.exp(of("block")) * x["blocks"][:, index]
     of_bytes = 1 + (jnp.exp(of("megabyte_plus")) * traits).sum(-1)
     device = jnp.exp(of("start")) + (jnp.exp(of("start_plus")) * traits).sum(-1) + tile * tiles

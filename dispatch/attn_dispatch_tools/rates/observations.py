@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.choice.time_model import tiles_of
+from attn_dispatch.core.choice.time_model import last_wave, pair_megabytes_of, tiles_of
 from attn_dispatch.core.choice.traits import HEAD_DIMS, TRAITS, head_dims_of, traits_of
 from attn_dispatch.core.choice.work import work_of
 from attn_dispatch_tools.bench.regret.timed_call import FORWARD, STEP, TimedCall
@@ -80,6 +80,7 @@ class Observations:
     tiles: np.ndarray
     """Per processor."""
     longest: np.ndarray
+    wave: np.ndarray
     blocks: np.ndarray
     """Per processor."""
     megabytes: np.ndarray
@@ -125,8 +126,9 @@ def _facts(spec: AttentionSpec, name: str, processors: int) -> dict[str, Any]:
         "dims": HEAD_DIMS.index(head_dims_of(spec)),
         "tiles": tiles / processors,
         "longest": longest,
+        "wave": last_wave(tiles, work.blocks, processors),
         "blocks": work.blocks / processors,
         "megabytes": work.megabytes,
-        "pair_megabytes": work.pair_megabytes,
+        "pair_megabytes": pair_megabytes_of(work, name),
         "traits": [float(x in traits) for x in TRAITS],
     }

@@ -33,14 +33,17 @@ class Rate:
     The host takes `host`, times `host_times` of each trait. The device takes
 
         start + start_plus of each trait
-        + tile[head dims] * tile_times of each trait * (tiles / processors + path * path_times of
-          each trait * longest row of tiles + block * blocks / processors)
+        + tile[head dims] * tile_times of each trait * (
+            tiles / processors + wave * tiles of the last wave's blocks
+            + path * path_times of each trait * longest row of tiles
+            + block * blocks / processors)
         + megabyte * megabytes * (1 + megabyte_plus of each trait) + pair_megabyte * pair megabytes
     """
 
     host: float
     start: float
     path: float
+    wave: float
     block: float
     megabyte: float
     pair_megabyte: float

@@ -67,13 +67,14 @@ def _device_time(
     tile *= _product(rate.tile_times.get(x, 1.0) for x in traits)
     path = rate.path * _product(rate.path_times.get(x, 1.0) for x in traits)
     blocks = rate.block * work.blocks / processors
+    wave = rate.wave * last_wave(tiles, work.blocks, processors)
     of_bytes = 1 + sum(rate.megabyte_plus.get(x, 0.0) for x in traits)
     return (
         rate.start
         + sum(rate.start_plus.get(x, 0.0) for x in traits)
-        + tile * (tiles / processors + path * longest + blocks)
+        + tile * (tiles / processors + wave + path * longest + blocks)
         + rate.megabyte * work.megabytes * of_bytes
-        + rate.pair_megabyte * work.pair_megabytes
+        + rate.pair_megabyte * pair_megabytes_of(work, implementation)
     )
 
 
@@ -86,6 +87,21 @@ def tiles_of(work: Work, traits: tuple[str, ...], implementation: str) -> tuple[
     if "segment ids, any number" in traits:  # without a number, ids are a mask like any other
         return work.in_band, work.longest
     return work.tiles, work.longest
+
+
+def pair_megabytes_of(work: Work, implementation: str) -> float:
+    """The megabytes by pairs that an implementation reads and writes. XLA's scores are float32."""
+    return work.pair_megabytes + (4 * work.scores if implementation == "xla" else 0.0)
+
+
+def last_wave(tiles: float, blocks: float, processors: int) -> float:
+    """The tiles of a block of mean length, for the share of processors that the last wave idles.
+
+    Blocks of equal length take whole waves; a scheduler that starts with the longest ones fills
+    some of the last wave.
+    """
+    idle = math.ceil(blocks / processors) - blocks / processors
+    return idle * tiles / max(blocks, 1.0)
 
 
 def _product(factors: Iterable[float]) -> float:

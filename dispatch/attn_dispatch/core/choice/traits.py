@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.programs.key_ranges import key_range
+from attn_dispatch.programs.program import ModProgram
+
+
+def _is_one_range(program: ModProgram | None) -> bool:
+    """Whether a mask_mod leaves each query one range of keys, which needs no array of pairs."""
+    return program is not None and not key_range(program).rest
+
 
 _TRAITS: Mapping[str, Callable[[AttentionSpec], bool]] = {
     "causal": lambda x: x.band == (None, 0),
     "window": lambda x: x.band not in ((None, None), (None, 0)),
+    "narrow window": lambda x: x.band[0] is not None and x.band[0] <= 512,
+    "window in sequences": lambda x: x.is_packed and x.band not in ((None, None), (None, 0)),
     "wider keys, full": lambda x: x.band == (None, None) and x.head_dim != x.head_dim_v,
     "grouped heads": lambda x: x.num_heads > x.num_kv_heads,
     "float16": lambda x: x.dtype == "float16",
@@ -28,7 +38,10 @@ _TRAITS: Mapping[str, Callable[[AttentionSpec], bool]] = {
     "bias": lambda x: x.has("bias"),
     "score_mod": lambda x: x.meaning.score_mod is not None,
     "mask_mod": lambda x: x.meaning.mask_mod is not None,
+    "mask_mod of one range": lambda x: _is_one_range(x.meaning.mask_mod),
     "mask": lambda x: x.has("mask"),
+    "several packed rows": lambda x: x.is_packed and x.batch > 1,
+    "padded head dim": lambda x: x.head_dim not in (64, 96, 128, 192, 256, 512),
 }
 
 TRAITS = tuple(_TRAITS)

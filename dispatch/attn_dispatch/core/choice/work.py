@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.programs.key_ranges import key_range
 from attn_dispatch.programs.numpy_values import may_attend
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.semantics.diagonal import static_offset
@@ -55,6 +56,8 @@ class Work:
     """Blocks of queries, over all batch rows, heads and sequences, empty ones included."""
     megabytes: float
     """Arrays of rows and of keys, and their gradients."""
+    scores: float
+    """Millions of scores, of all pairs of queries and keys."""
     pair_megabytes: float
     """Arrays by pairs of queries and keys: a bias, a mask, and what a mask_mod allows, which counts
     for implementations that make an array of it."""
@@ -78,7 +81,7 @@ def work_of(spec: AttentionSpec) -> Work:
     every = heads * _count(spec.seq_len_q) * _count(spec.seq_len_kv)
     by_keys = spec.is_backward
     longest = float(_count(queries) if by_keys else counts.max(initial=0.0))
-    if by_keys and spec.band[0] is not None:
+    if by_keys and _band(spec)[0] is not None:
         longest = min(longest, float(counts.max(initial=0.0)))
     return Work(
         tiles=total,
@@ -89,6 +92,7 @@ def work_of(spec: AttentionSpec) -> Work:
         longest_listed=max(longest * share, 1.0),
         blocks=float(heads * rows * _count(launched)),
         megabytes=_megabytes(spec),
+        scores=heads * spec.seq_len_q * spec.seq_len_kv / 1e6,
         pair_megabytes=_pair_megabytes(spec),
         assumed=assumed,
     )
@@ -119,7 +123,7 @@ def _tiles_in_band(spec: AttentionSpec, queries: int, keys: int) -> np.ndarray:
 
     The last block and the last tile count by the rows that they have.
     """
-    left, right = spec.band
+    left, right = _band(spec)
     first = np.arange(0, queries, TILE)
     last = np.minimum(first + TILE, queries) - 1
     offset = static_offset(spec)
@@ -130,6 +134,18 @@ def _tiles_in_band(spec: AttentionSpec, queries: int, keys: int) -> np.ndarray:
     if right is not None:
         end = np.minimum(end, np.floor((last + offset + right) / TILE) + 1)
     return np.maximum(end - np.maximum(begin, 0), 0)
+
+
+def _band(spec: AttentionSpec) -> tuple[int | None, int | None]:
+    """The call's band, cut to that of its mask_mod: implementations pass the narrower one on."""
+    program = spec.meaning.mask_mod
+    if program is None or spec.is_packed or static_offset(spec) != 0:
+        return spec.band
+    left, right = (
+        min((x for x in sides if x is not None), default=None)
+        for sides in zip(spec.band, key_range(program).band, strict=True)
+    )
+    return left, right
 
 
 def _megabytes(spec: AttentionSpec) -> float:
@@ -182,4 +198,4 @@ def _mod_share(spec: AttentionSpec) -> float:
     program = spec.meaning.mask_mod
     if program is None or spec.is_packed:
         return 1.0
-    return _share(program, spec.seq_len_q, spec.seq_len_kv, spec.band)
+    return _share(program, spec.seq_len_q, spec.seq_len_kv, _band(spec))

@@ -28,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the draws")
     group.add_argument(
+        "--kind", action="append", metavar="GLOB", dest="kinds",
+        help="only kinds named like this: 'mask_mod*'; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
         "--regret-of", type=Path, metavar="FILE",
         help="time the calls of an earlier report again instead of drawing",
     )  # fmt: skip
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
         calls = [TimedCall.from_json(x) for x in rows.get("calls") or rows["cells"]]
         calls = calls[: args.regret]
     else:
-        calls = drawn(args.regret, args.seed)
+        calls = drawn(args.regret, args.seed, args.kinds or ["*"])
     facts = environment()
     facts |= {"extras": dict(x for x in (flash.version(), fa4.version()) if x is not None)}
     facts |= {"seed": args.seed if args.regret_of is None else args.regret_of.name}

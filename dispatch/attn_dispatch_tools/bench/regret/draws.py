@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attn_dispatch_tools.bench.regret.timed_call import TimedCall
+from attn_dispatch_tools.terminal.name_patterns import matches
 from attn_dispatch_tools.verify.seeded_random import SeededRandom
 
 _HEADS = ((1, 1), (2, 2), (4, 1), (4, 2), (8, 1), (8, 2), (8, 8), (16, 2), (16, 4), (16, 8),
@@ -281,6 +283,21 @@ KINDS: tuple[Callable[[_Draw], TimedCall], ...] = (
 )  # fmt: skip
 
 
-def drawn(count: int, seed: int) -> list[TimedCall]:
-    """So many calls: every kind in turn. The same numbers give the same calls everywhere."""
-    return [KINDS[i % len(KINDS)](_Draw(SeededRandom(f"{seed}/{i}"))) for i in range(count)]
+def drawn(count: int, seed: int, kinds: Sequence[str] = ("*",)) -> list[TimedCall]:
+    """So many calls: every kind in turn, of those named like a pattern.
+
+    The same arguments give the same calls everywhere.
+
+    Raises:
+      ValueError: no kind is named like the patterns.
+    """
+    found: list[TimedCall] = []
+    for i in itertools.count():
+        call = KINDS[i % len(KINDS)](_Draw(SeededRandom(f"{seed}/{i}")))
+        if any(matches(call.kind, x) for x in kinds):
+            found.append(call)
+        if len(found) == count:
+            return found
+        if i == len(KINDS) and not found:
+            raise ValueError(f"no kind of drawn calls is named like {' or '.join(kinds)!r}")
+    raise AssertionError
