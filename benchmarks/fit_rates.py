@@ -17,10 +17,12 @@ from unittest import mock
 
 import jax
 
-from attn_dispatch import settings
+from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice import order
 from attn_dispatch.core.choice.rates import DeviceRates, text_of
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.rates.fit import as_rates, fitted, parameters_of
 from attn_dispatch_tools.rates.observations import NAMES, Measured, measured_in, observations
@@ -94,7 +96,7 @@ def regret(device: DeviceRates, measured: Sequence[Measured]) -> list[Replayed]:
         with settings.restored(now), mock.patch.object(order, "rates_for", lambda _: device):
             return order.ranking(known, spec, _DEVICE, lambda *_: True).order[0].NAME
 
-    with mock.patch.object(order, "_may_replace_kernels", lambda *_: True):
+    with mock.patch.object(order, "reasons_and_chain", lambda *_: ((), None)):
         return replayed(measured, first)
 
 
@@ -105,6 +107,9 @@ class _Timed:
     NAME: str
     PLATFORM: str | None
     IS_EXTRA: bool = True
+
+    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
+        return xla.plan(spec, device)
 
 
 def main() -> None:

@@ -40,9 +40,9 @@ def spec(**facts: Any) -> AttentionSpec:
 
 
 def a_rate(tile: float, host: float = 10.0, **further: Any) -> Rate:
-    return Rate(
-        host, 1.0, 0.0, 0.0, 0.0, 0.0, {"64": tile, "128": tile, "512": tile}, TRAITS, **further
-    )
+    nothing = dict.fromkeys(("path", "wave", "block", "megabyte", "pair_megabyte"), 0.0)
+    tiles = dict.fromkeys(("64", "128", "512"), tile)
+    return Rate(host=host, start=1.0, tile=tiles, traits=TRAITS, **nothing, **further)
 
 
 @pytest.fixture
