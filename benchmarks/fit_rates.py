@@ -46,6 +46,7 @@ SOURCES = {
         "choices-NVIDIA_H200-9_19_0.json",
         "regret_1001-NVIDIA_H200-9_19_0.json",
         "regret_2002-NVIDIA_H200-9_19_0.json",
+        "regret_3003-NVIDIA_H200-9_19_0.json",
         "choices_absorbed-NVIDIA_H200-9_19_0.json",
         "choices_wide-NVIDIA_H200-9_19_0.json",
     ),

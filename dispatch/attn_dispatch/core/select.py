@@ -176,14 +176,25 @@ def some_take_masks() -> bool:
 def mask_tiles(spec: AttentionSpec, device: Device) -> TileSizes | None:
     """The tiles in which the implementation that is asked first takes the call's mask as arrays.
 
-    None if it takes none, or refuses the call. No other implementation plans it for that.
+    None if it takes none, or refuses the call. No other implementation plans it for that. Whether
+    the call is all of its program is known when it is lowered; here either may be.
     """
-    is_open = not spec.meaning.implementation
-    for implementation, asked in asked_in_order(spec, device):
-        if not is_open or is_expected(implementation, device):
-            takes = isinstance(implementation, TakesMask)
-            return implementation.mask_tiles(asked, device) if takes else None
+    now = settings.current()
+    for is_alone in (False, True):
+        with settings.restored(replace(now, is_alone=is_alone)):
+            first = _first_expected(spec, device)
+        if first is not None and isinstance(first[0], TakesMask):
+            return first[0].mask_tiles(first[1], device)
     return None
+
+
+def _first_expected(
+    spec: AttentionSpec, device: Device
+) -> tuple[Implementation, AttentionSpec] | None:
+    """The implementation that is asked first and, if the caller left it open, is for the device."""
+    is_open = not spec.meaning.implementation
+    asked = asked_in_order(spec, device)
+    return next((x for x in asked if not is_open or is_expected(x[0], device)), None)
 
 
 def candidates(spec: AttentionSpec, device: Device) -> list[Choice]:
