@@ -9,6 +9,7 @@ further reports, which they were not fitted to, is printed instead.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,15 +21,17 @@ import jax
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice import order
+from attn_dispatch.core.choice.measured import digest_of
 from attn_dispatch.core.choice.rates import DeviceRates, text_of
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.rates.fit import as_rates, fitted, parameters_of
-from attn_dispatch_tools.rates.observations import NAMES, Measured, measured_in, observations
+from attn_dispatch_tools.rates.observations import NAMES, Measured, measured_in, observations, times_of
 from attn_dispatch_tools.rates.replay import Replayed, replayed
 
 ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "dispatch/attn_dispatch/core/choice/measured.json"
 RATES = ROOT / "dispatch/attn_dispatch/core/choice/rates.json"
 _PROCESSORS = 132
 """Streaming multiprocessors of an H100 SXM and of an H200."""
@@ -38,6 +41,8 @@ _DEVICE = parse("h200")
 _OUTDATED = {"choices": NAMES, "regret_1001": NAMES, "regret_2002": ("fa4",)}
 """By the beginning of a report's name, the implementations whose custom calls launch faster since
 then: of short calls, only the device's times of theirs count."""
+_EXCEPTION = 1.05
+"""Measured calls with a larger regret are kept, and beat the model."""
 _SHORT = 150.0
 """Microseconds of a short call."""
 
@@ -94,7 +99,11 @@ def regret(device: DeviceRates, measured: Sequence[Measured]) -> list[Replayed]:
     def first(spec: AttentionSpec, names: Sequence[str], is_alone: bool) -> str:
         now = replace(settings.current(), is_alone=is_alone)
         known = [_Timed(x, None if x == "xla" else "cuda") for x in names]
-        with settings.restored(now), mock.patch.object(order, "rates_for", lambda _: device):
+        with (
+            settings.restored(now),
+            mock.patch.object(order, "rates_for", lambda _: device),
+            mock.patch.object(order, "measured_times", lambda *_, **__: {}),
+        ):
             return order.ranking(known, spec, _DEVICE, lambda *_: True).order[0].NAME
 
     with mock.patch.object(order, "reasons_and_chain", lambda *_: ((), None)):
@@ -113,12 +122,38 @@ class _Timed:
         return xla.plan(spec, device)
 
 
+def cells_text(kept: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
+    """JSON with a line for each call."""
+    devices = (
+        f" {json.dumps(name)}: {{\n"
+        + ",\n".join(f"  {json.dumps(x)}: {json.dumps(y)}" for x, y in sorted(cells.items()))
+        + "}"
+        for name, cells in kept.items()
+    )
+    return "{\n" + ",\n".join(devices) + "\n}\n"
+
+
+def exceptions(found: Sequence[Replayed]) -> dict[str, dict[str, dict[str, float]]]:
+    """The measured calls for which the model chooses too slow an implementation, by digest."""
+    cells: dict[str, dict[str, dict[str, float]]] = {}
+    for x in found:
+        if x.ratio > _EXCEPTION:
+            measured = x.measured
+            name = f"{measured.direction}{'_device' if x.is_device else ''}"
+            times = measured.device if x.is_device else measured.wall
+            if len(times) < len(times_of(measured.row, measured.direction)[x.is_device]):
+                continue  # some are outdated
+            cells.setdefault(digest_of(measured.passes[0]), {})[name] = times
+    return cells
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fits rates to committed measurements.")
     parser.add_argument("--write", action="store_true", help=f"write {RATES.name}")
     parser.add_argument("--worst", type=int, default=12)
     args = parser.parse_args()
     devices: list[DeviceRates] = []
+    kept: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     prior = None
     for name, files in SOURCES.items():
         paths = [ROOT / "benchmarks/results" / x for x in files]
@@ -129,13 +164,16 @@ def main() -> None:
             prior = parameters_of(rates)
         sources = tuple(f"benchmarks/results/{x}" for x in files)
         devices.append(DeviceRates(name, "sm90", _PROCESSORS, rates, sources))
+        found = regret(devices[-1], measured)
+        kept[name] = exceptions(found)
         print(f"{name}: {len(arrays.time)} times of {len(measured)} calls")
-        for line in summary(regret(devices[-1], measured), args.worst):
+        for line in summary(found, args.worst):
             print(line)
     text = text_of(tuple(devices))
     print(f"{len(text)} bytes")
     if args.write:
         RATES.write_text(text)
+        MEASURED.write_text(cells_text(kept))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
+from attn_dispatch.core.choice.measured import Times, measured_times
 from attn_dispatch.core.choice.rates import PUBLIC_REPORTS, DeviceRates, rates_for
 from attn_dispatch.core.choice.time_model import XLA_MARGIN, Prediction, predicted
 from attn_dispatch.core.choice.work import work_of
@@ -57,6 +58,10 @@ def ranking(
     expected = [x for x in implementations if is_expected(x, device)]
     predictions = _predictions(rates, expected, spec)
     times = _deciding_times(predictions, rates, expected, spec)
+    measured = _measured(spec, device)
+    if measured:  # what was not measured follows
+        least = max(measured.values())
+        times = {x: least + us for x, us in times.items()} | measured
     kernels = [x for x in expected if x.PLATFORM and x.NAME in times]
     first = sorted(kernels, key=lambda x: times[x.NAME])
     for xla in (x for x in expected if x.PLATFORM is None and x.NAME in times):
@@ -66,9 +71,18 @@ def ranking(
             first.insert(len(first) - len(slower), xla)
     others = [x for x in implementations if x not in first]
     assumed = work_of(spec).assumed
-    basis = f"by predicted time, {rates.measured_on(device)}"
+    how = "by measured times of this call" if measured else "by predicted time"
+    basis = f"{how}, {rates.measured_on(device)}"
     basis += f"; assumed: {assumed}" if assumed else ""
     return Ranking((*first, *others), predictions, basis)
+
+
+def _measured(spec: AttentionSpec, device: Device) -> Times:
+    """The measured times of this call, if they say something else than the model."""
+    other = _other_pass(spec)
+    forward = other if spec.is_backward and other is not None else spec
+    is_alone = settings.current().is_alone
+    return measured_times(forward, device, is_step=other is not None, is_alone=is_alone)
 
 
 def _predictions(
