@@ -15,7 +15,7 @@ from attn_dispatch.flash import kernels
 from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
 from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.sequences import Sequences
-from attn_dispatch.semantics.invalid_values import nan_where_invalid
+from attn_dispatch.semantics.invalid_values import nan_where
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.row_flags import flags_of
@@ -47,14 +47,14 @@ def forward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Arr
         head_dim=call.head_dim,
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
-    flags = None if real is None else flags_of(spec, operands, real)
+    flags = None if real is None else flags_of(real, sequences.invalid)
     (out,) = from_kernel(call, (out, flags))
     found = {"out": out[..., : spec.head_dim_v]}
     if spec.wanted.needs_lse:
         lse = lse_from_kernel(call, lse)
         if real is not None:
             lse = jnp.where(real[:, None, :], lse, -jnp.inf)
-        found |= nan_where_invalid(spec, operands, {"lse": lse})
+        found |= nan_where(sequences.invalid, {"lse": lse})
     return tuple(found.values())
 
 
@@ -65,7 +65,7 @@ def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Ar
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
     lse = operands["lse"]
-    if not each_query_attends(spec):
+    if not call.is_end_to_end and not each_query_attends(spec):
         # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     query = scaled_query(spec, operands["query"])
