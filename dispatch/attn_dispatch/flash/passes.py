@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.clear_rows import ends_cleared
 from attn_dispatch.flash import kernels
 from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
 from attn_dispatch.flash.call import FlashCall
@@ -47,6 +48,10 @@ def forward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Arr
         head_dim=call.head_dim,
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
+    if call.is_end_to_end:
+        kept = lse if spec.wanted.needs_lse else None
+        out, *kept = ends_cleared(sequences.offsets[0], [out], kept, invalid_is_nan=True)
+        lse = kept[0] if kept else lse
     flags = None if real is None else flags_of(real, sequences.invalid)
     (out,) = from_kernel(call, (out, flags))
     found = {"out": out[..., : spec.head_dim_v]}
@@ -84,6 +89,8 @@ def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Ar
     (value,) = to_kernel(call, (operands["value"], keys_before), head_dim=call.head_dim)
     arrays = (out_grad, query, key, value, out, lse_to_kernel(call, lse))
     found = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
+    if call.is_end_to_end:
+        found = ends_cleared(sequences.offsets[0], found, None, invalid_is_nan=False)
     flags = (of_queries, of_keys, of_keys)
     dq, dk, dv = from_kernel(call, *zip(found, flags, strict=True))
     gradients = {

@@ -16,7 +16,6 @@ from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.call import FlashCall, offsets_count
-from attn_dispatch.semantics.given_ids import iota
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.real_rows import real_rows_by_position
@@ -32,11 +31,12 @@ class Sequences:
     offsets: tuple[jax.Array, ...]
     """int32 [`offsets_count`] for queries and for keys; empty if the call is not packed."""
     real_queries: jax.Array | None
-    """bool [1|B, T]: the query attends to some key; None if all do."""
+    """bool [1|B, T]: the query attends to some key; None if all do, or in a call of which
+    `lies_end_to_end` is true. Offsets say so there."""
     real_keys: jax.Array | None
-    """bool [B, S]: the key belongs to a sequence with queries; None if all do."""
+    """bool [B, S]: the key belongs to a sequence with queries; None likewise."""
     invalid: jax.Array | None
-    """bool [B, 1|T]: the query's results are NaN; None if nothing can be invalid."""
+    """bool [B, 1|T]: the query's results are NaN; None if nothing can be invalid, or likewise."""
 
     @staticmethod
     def of(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array]) -> Sequences:
@@ -70,13 +70,11 @@ def _end_to_end(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Seque
     """The sequences of a call of which `lies_end_to_end` is true, in few kernels of XLA.
 
     Invalid cu_seqlens make all rows invalid. They become empty sequences at the end of the array,
-    so that kernels read and write nothing, and the first offset says so.
+    so that kernels read and write nothing, and `ends_cleared` sees it by the first offset.
     """
-    rows = spec.seq_len_q
-    offsets = _or_rows_if_wrong(operands["cu_seqlens_q"][0], rows, min(spec.longest_sequences))
-    invalid = iota(rows) < offsets[0]
-    real = ~invalid & (iota(rows) < offsets[-1])
-    return Sequences((offsets, offsets), real, real, invalid)
+    longest = min(spec.longest_sequences)
+    offsets = _or_rows_if_wrong(operands["cu_seqlens_q"][0], spec.seq_len_q, longest)
+    return Sequences((offsets, offsets), None, None, None)
 
 
 def _or_rows_if_wrong(cu_seqlens: jax.Array, rows: int, longest: int) -> jax.Array:
