@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <string>
+
+#include "ptx_kernel.h"
 
 namespace attn_dispatch {
 namespace {
@@ -94,14 +95,7 @@ row_done:
 
 static_assert(sizeof(FlaggedRows) == 32, "the kernel's parameter has 4 of these");
 
-using Module = struct CUmod_st*;
-using Function = struct CUfunc_st*;
-
-std::array<std::atomic<Function>, kMaxDevices> loaded{};
-
-Status failed(const char* call, int status) {
-  return {Code::kDevice, std::string(call) + " failed with status " + std::to_string(status)};
-}
+PtxKernel kernel(kKernel, "clear_rows");
 
 Status check(const FlaggedRows& array) {
   const auto address = reinterpret_cast<uintptr_t>(array.rows);
@@ -120,22 +114,7 @@ Status check(const FlaggedRows& array) {
 
 }  // namespace
 
-Status load_clear_rows(int32_t device_ordinal) {
-  ATTN_RETURN_IF_ERROR(check_ordinal(device_ordinal));
-  if (loaded[device_ordinal].load(std::memory_order_acquire)) return {};
-  static auto* load = driver_symbol<int(Module*, const void*)>("cuModuleLoadData");
-  static auto* find = driver_symbol<int(Function*, Module, const char*)>("cuModuleGetFunction");
-  if (!load || !find) return {Code::kDevice, "the CUDA driver cannot load modules"};
-  Module module = nullptr;
-  Function function = nullptr;
-  if (int status = load(&module, kKernel); status != 0) return failed("cuModuleLoadData", status);
-  if (int status = find(&function, module, "clear_rows"); status != 0) {
-    return failed("cuModuleGetFunction", status);
-  }
-  // Two threads may both get here; the second module stays loaded and does no harm.
-  loaded[device_ordinal].store(function, std::memory_order_release);
-  return {};
-}
+Status load_clear_rows(int32_t device_ordinal) { return kernel.load(device_ordinal); }
 
 Status clear_rows(const FlaggedRows* arrays, size_t number, int32_t device_ordinal,
                   cudaStream_t stream) {
@@ -151,17 +130,10 @@ Status clear_rows(const FlaggedRows* arrays, size_t number, int32_t device_ordin
     most = std::max(most, given[i].count);
   }
   if (most == 0) return {};
-  ATTN_RETURN_IF_ERROR(load_clear_rows(device_ordinal));
-  using Launch = int(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                     cudaStream_t, void**, void**);
-  static auto* launch = driver_symbol<Launch>("cuLaunchKernel");
-  if (!launch) return {Code::kDevice, "the CUDA driver cannot launch kernels"};
-  const Function function = loaded[device_ordinal].load(std::memory_order_acquire);
   void* arguments[] = {given.data()};
   const auto blocks = static_cast<unsigned>((most + kBlockRows - 1) / kBlockRows);
-  const int status = launch(function, blocks, static_cast<unsigned>(number), 1, kThreads, 1, 1, 0,
-                            stream, arguments, nullptr);
-  return status == 0 ? Status{} : failed("cuLaunchKernel", status);
+  return kernel.launch(device_ordinal, blocks, static_cast<unsigned>(number), kThreads, stream,
+                       arguments);
 }
 
 }  // namespace attn_dispatch

@@ -14,6 +14,9 @@ std::map<std::string, void*> ffi_handlers();
 // "initialize" and "execute" of attn_dispatch_clear_rows.
 std::map<std::string, void*> clear_rows_handlers();
 
+// The same of attn_dispatch_clear_ends.
+std::map<std::string, void*> clear_ends_handlers();
+
 // "type_id" and "type_info" of the state that instantiate makes.
 std::map<std::string, void*> ffi_state_type();
 

@@ -209,6 +209,9 @@ PYBIND11_MODULE(_cuda, m) {
       "clear_rows_handlers", [] { return capsules(clear_rows_handlers()); },
       "The same for attn_dispatch_clear_rows.");
   m.def(
+      "clear_ends_handlers", [] { return capsules(clear_ends_handlers()); },
+      "The same for attn_dispatch_clear_ends.");
+  m.def(
       "ffi_state_type", [] { return capsules(ffi_state_type()); },
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
   add_fa4_functions(m);

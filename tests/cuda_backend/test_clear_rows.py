@@ -48,7 +48,7 @@ def test_the_assembler_rejects_a_wrong_instruction(tmp_path: Path):
 def test_the_kernels_name_and_parameter_match_its_launch():
     """clear_rows looks the kernel up by name, and passes kMostArrays arrays of 32 bytes."""
     text = SOURCE.read_text()
-    (name,) = re.findall(r'find\(&function, module, "(\w+)"\)', text)
+    (name,) = re.findall(r'kernel\(kKernel, "(\w+)"\)', text)
     (size,) = re.findall(rf"\.entry {name}\(\.param \.align 8 \.b8 arrays\[(\d+)\]\)", kernel())
     header = SOURCE.with_suffix(".h").read_text()
     (most,) = re.findall(r"kMostArrays = (\d+);", header)

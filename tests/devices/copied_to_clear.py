@@ -1,7 +1,8 @@
 """Packed programs compiled for an H100 that is not there: what XLA copies so that rows are cleared.
 
 It prints JSON: for each program, how many arrays of queries or keys XLA copies, inside of loops and
-outside, and how many custom calls clear rows.
+outside, and how many custom calls clear rows. For calls with cu_seqlens, also how many kernels XLA
+adds to the custom calls.
 
 usage: copied_to_clear.py FOLDER, with jax-cuda13-plugin and jax-cuda13-pjrt in it
 """
@@ -29,7 +30,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxlib.cpu import _lapack
 
-from attn_dispatch import context_parallel, dot_product_attention
+from attn_dispatch import (
+    context_parallel,
+    dot_product_attention,
+    ragged_dot_product_attention,
+)
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.fa4 import compiled
 from attn_dispatch.flash import library
@@ -41,7 +46,7 @@ from tests.whole_programs.compiled_programs import H100
 LAYERS, TOKENS, HEADS, KV_HEADS, DIM, MODEL = 3, 2048, 4, 2, 64, 128
 IMPLEMENTATIONS = ("fa4", "flash")
 _COPIES = re.compile(rf"= bf16\[(?:1,)?{TOKENS},(?:{HEADS}|{KV_HEADS}),{DIM}\]\S* copy\(")
-_CLEARS = f'custom_call_target="{clear_rows.TARGET}"'
+_CLEARS = re.compile(rf'custom_call_target="(?:{"|".join(clear_rows.TARGETS)})"')
 
 
 def attention(
@@ -52,6 +57,14 @@ def attention(
         max_segment_len=TOKENS, is_causal=True, implementation=implementation,
         finite_padding=promised,
     )  # fmt: skip
+
+
+def ragged(q: Any, k: Any, v: Any, ids: Any) -> Any:
+    """A promised call with cu_seqlens, by flash."""
+    return ragged_dot_product_attention(
+        q[0], k[0], v[0], is_causal=True, cu_seqlens_q=ids, cu_seqlens_kv=ids,
+        max_seqlen_q=TOKENS, max_seqlen_kv=TOKENS, implementation="flash", finite_padding=True,
+    )[None]  # fmt: skip
 
 
 def layer(implementation: str, x: Any, weights: Any, ids: Any) -> Any:
@@ -98,6 +111,14 @@ def programs(implementation: str, array: Any) -> Iterator[tuple[str, Any, tuple[
         yield f"a scan, {keep}", jax.grad(of_layers, (0, 1)), (x, weights(LAYERS), ids)
 
 
+def ragged_programs(array: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    query, key = (array(1, TOKENS, n, DIM) for n in (HEADS, KV_HEADS))
+    for count in (8, 64):
+        ends = array(count + 1, dtype=jnp.int32)
+        yield f"cu_seqlens of {count}, forward", ragged, (query, key, key, ends)
+        yield f"cu_seqlens of {count}, both", partial(both, ragged), (query, key, key, query, ends)
+
+
 def ring(implementation: str, devices: Any) -> tuple[Any, tuple[Any, ...]]:
     """Both passes of a ring over two devices with TOKENS rows each, and its arrays."""
     mesh = Mesh(np.array(devices), ("context",), axis_types=(AxisType.Auto,))
@@ -121,16 +142,26 @@ def ring(implementation: str, devices: Any) -> tuple[Any, tuple[Any, ...]]:
     return gradients, (*arrays, ids)
 
 
-def found(program: Any, arrays: tuple[Any, ...]) -> dict[str, Any]:
+def compiled_text(program: Any, arrays: tuple[Any, ...]) -> str:
     text = jax.jit(program).trace(*arrays).lower(lowering_platforms=("cuda",)).compile().as_text()
     assert text is not None
+    return text
+
+
+def found(program: Any, arrays: tuple[Any, ...]) -> dict[str, Any]:
+    text = compiled_text(program, arrays)
     fusions = re.compile(r"(?ms)^%(?:fused|wrapped)_.*?^\}")
     fused = {x for body in fusions.findall(text) for x in body.splitlines()}
     places = [[x for x in lines if x not in fused] for lines in in_loops(text)]
     return {
         "copies": [sum(bool(_COPIES.search(x)) for x in lines) for lines in places],
-        "clears": text.count(_CLEARS),
+        "clears": len(_CLEARS.findall(text)),
     }
+
+
+def kernels_of_xla(program: Any, arrays: tuple[Any, ...]) -> int:
+    text = compiled_text(program, arrays)
+    return len(re.findall(r" (?:fusion|copy|reduce)\(", text[text.index("\nENTRY") :]))
 
 
 def main() -> None:
@@ -142,7 +173,7 @@ def main() -> None:
 
     handler = next(x for name, x in _lapack.registrations().items() if name.endswith("_ffi"))
     fa4_targets = (compiled.FORWARD_TARGET, compiled.BACKWARD_TARGET)
-    for target in (*fa4_targets, *library.TARGETS, clear_rows.TARGET):
+    for target in (*fa4_targets, *library.TARGETS, *clear_rows.TARGETS):
         jax.ffi.register_ffi_target(target, handler, platform="CUDA")
     with pytest.MonkeyPatch.context() as patch, for_h200():
         patch.setattr(compiled, "find", lambda: LIBRARY)
@@ -153,6 +184,10 @@ def main() -> None:
             for implementation in IMPLEMENTATIONS
             for name, program, arrays in programs(implementation, array)
         }
+        for name, program, arrays in ragged_programs(array):
+            report[name] = {
+                **found(program, arrays), "kernels": kernels_of_xla(program, arrays)
+            }  # fmt: skip
         for implementation in IMPLEMENTATIONS:
             program, arrays = ring(implementation, description.devices)
             report[f"{implementation}, a ring"] = found(program, arrays)

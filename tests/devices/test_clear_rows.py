@@ -114,3 +114,11 @@ def test_nothing_is_copied_where_padding_is_promised_to_be_finite(report, implem
     """Not even where the output is a result as well; kernels' own results are cleared in place."""
     assert report[f"{implementation}, promised, forward"] == {"copies": [0, 0], "clears": 1}
     assert report[f"{implementation}, promised, both"] == {"copies": [0, 0], "clears": 2}
+
+
+@pytest.mark.parametrize("count", [8, 64])
+def test_xla_adds_few_kernels_to_calls_with_cu_seqlens(report, count):
+    """It finds the offsets, once for both passes."""
+    forward, both = (report[f"cu_seqlens of {count}, {x}"] for x in ("forward", "both"))
+    assert forward == {"copies": [0, 0], "clears": 1, "kernels": 1}
+    assert both == {"copies": [0, 0], "clears": 2, "kernels": 1}

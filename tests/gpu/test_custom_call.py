@@ -137,6 +137,45 @@ def test_clear_rows_refuses_too_many_arrays():
         jax.block_until_ready(jax.jit(call)(*[x] * many, *[flags] * many))
 
 
+@pytest.mark.parametrize("invalid_is_nan", [False, True])
+@pytest.mark.parametrize("offsets", [(0, 7, 5000), (0, 0, 0), (0, 9, 8191), (8192,) * 3])
+def test_clear_ends_clears_rows_past_the_last_sequence(offsets, invalid_is_nan):
+    """By the kernel as by XLA, in arrays of several rows, and in lse."""
+    clear_rows.register()
+    arrays = [jnp.ones((8192, n, 64), jnp.bfloat16) for n in (32, 8, 1)]
+    lse = jnp.ones((32, 8192), jnp.float32)
+
+    def program(function):
+        @jax.jit
+        def clear(offsets, arrays, lse):
+            return function(offsets, arrays, lse, invalid_is_nan=invalid_is_nan)
+
+        return clear(jnp.asarray(offsets, jnp.int32), arrays, lse)
+
+    pairs = map(program, (clear_rows.ends_cleared, clear_rows._ends_cleared_by_xla))
+    for x, y in zip(*pairs, strict=True):
+        np.testing.assert_array_equal(np.asarray(x, np.float32), np.asarray(y, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("array", "offsets", "result"),
+    [
+        (((8, 64), jnp.bfloat16), ((3,), jnp.int32), (4, 64)),
+        (((8, 1), jnp.bfloat16), ((3,), jnp.int32), (8, 1)),
+        (((8, 64), jnp.bfloat16), ((3,), jnp.uint8), (8, 64)),
+        (((8, 64), jnp.bfloat16), ((0,), jnp.int32), (8, 64)),
+    ],
+)
+def test_clear_ends_refuses_shapes_that_contradict_each_other(array, offsets, result):
+    """The cases: a smaller result, rows of 2 bytes, offsets of another type, no offsets."""
+    clear_rows.register()
+    operands = [jnp.ones(*x) for x in (array, offsets)]
+    call = jax.ffi.ffi_call(clear_rows.ENDS_TARGET, jax.ShapeDtypeStruct(result, jnp.bfloat16))
+    attributes = {"has_lse": False, "invalid_is_nan": True}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="attn_dispatch_clear_ends: expected"):
+        jax.block_until_ready(jax.jit(lambda *x: call(*x, **attributes))(*operands))
+
+
 def test_wrong_attributes_are_refused():
     with pytest.raises(jax.errors.JaxRuntimeError, match="unknown surplus"):
         call_directly(surplus=np.int64(1))

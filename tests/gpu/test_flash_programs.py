@@ -102,7 +102,7 @@ def test_unusual_sizes_agree_with_xla(size, with_lengths):
 
 
 def test_an_exported_module_runs_in_a_process_that_registers(tmp_path):
-    targets = [*flash.library.TARGETS, clear_rows.TARGET]
+    targets = [*flash.library.TARGETS, *clear_rows.TARGETS]
     check_exported(packed, targets, "register_flash_calls", tmp_path)
 
 

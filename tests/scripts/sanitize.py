@@ -43,7 +43,7 @@ STEP_SECONDS = 3600.0
 
 NEEDS_XLA_OR_PYTHON = (
     "module.cc", "handlers.cc", "ffi_attributes.cc", "python_attributes.cc",
-    "clear_rows_handler.cc",
+    "clear_rows_handler.cc", "clear_ends_handler.cc",
 )  # fmt: skip
 """Sources that the program for ThreadSanitizer leaves out."""
 

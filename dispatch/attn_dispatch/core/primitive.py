@@ -127,10 +127,10 @@ def _compute(
         _chosen(spec, target)
     named = dict(zip(options.operands, operands, strict=True))
     mask = mask_of(spec, further, tiles) if tiles is not None and further else None
-    if spec.is_backward:
+    choice = _chosen(spec, device)
+    if spec.is_backward and not choice.skips_invalid_rows(device):
         known = None if mask is None else mask.rows.invalid
         named = without_nan_lse(spec, named, known=known)
-    choice = _chosen(spec, device)
     results = choice.compute(device, named, mask)
     is_kernel = choice.implementation.PLATFORM is not None
     if not (is_kernel and spec.wanted.needs_lse) or spec.is_backward:

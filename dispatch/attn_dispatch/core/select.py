@@ -27,7 +27,7 @@ from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.from_packages import installed
-from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch.devices.implementation import Implementation, SkipsInvalidRows
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics.mask_arrays import MaskArrays
@@ -66,6 +66,16 @@ class Choice:
     @property
     def NAME(self) -> str:
         return self.implementation.NAME
+
+    def skips_invalid_rows(self, device: Device) -> bool:
+        """Whether invalid rows may have an lse of NaN, in the backward pass."""
+        taker = cast("object", self.implementation)
+        return (
+            not self.chain.steps
+            and self.mask_source is None
+            and isinstance(taker, SkipsInvalidRows)
+            and taker.skips_invalid_rows(self.chain.first, device)
+        )
 
     def compute(
         self,

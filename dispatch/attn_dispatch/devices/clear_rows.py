@@ -1,11 +1,13 @@
 """Clearing the rows that kernels leave unspecified: padding rows become 0, and invalid rows NaN.
 
-The CUDA library clears them in place, and touches no other row. Without it, XLA reads and writes
-the whole array.
+Flags say which rows these are or, if only rows past the last packed sequence are padding, the
+offsets of the sequences. The CUDA library clears rows in place, and touches no others. Without it,
+XLA reads and writes the whole array.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from types import ModuleType
@@ -14,9 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.devices import native_libraries
-from attn_dispatch.semantics.row_flags import cleared_by_xla
+from attn_dispatch.semantics.row_flags import INVALID, PADDING, REAL, cleared_by_xla
 
 TARGET = "attn_dispatch_clear_rows"
+ENDS_TARGET = "attn_dispatch_clear_ends"
+TARGETS = (TARGET, ENDS_TARGET)
 
 _ROW_BYTES = 16
 """The bytes of a row are a multiple of it (kRowMultiple of cuda_backend/clear_rows.h)."""
@@ -72,11 +76,46 @@ def _with_flags(x: jax.Array, flags: jax.Array | None) -> tuple[jax.Array, jax.A
     return x.reshape(flags.size, *x.shape[flags.ndim :]), flags.reshape(-1)
 
 
+def ends_cleared(
+    offsets: jax.Array, arrays: Sequence[jax.Array], lse: jax.Array | None, *, invalid_is_nan: bool
+) -> list[jax.Array]:
+    """Arrays, and lse after them if it is given, without what kernels left past the last sequence.
+
+    Args:
+      offsets: int32 [M + 1], from 0. Rows from the last one on are padding: 0, and -inf in lse. If
+        all offsets are the number of rows instead, all rows are invalid.
+      arrays: [rows, ...], with a multiple of 4 bytes in each row.
+      lse: float32 [heads, rows].
+      invalid_is_nan: whether invalid rows become NaN, rather than as padding.
+    """
+    if _native() is None:
+        return _ends_cleared_by_xla(offsets, arrays, lse, invalid_is_nan=invalid_is_nan)
+    given = [*arrays, *([] if lse is None else [lse])]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
+    aliases = {i: i for i in range(len(given))}
+    call = jax.ffi.ffi_call(ENDS_TARGET, shapes, input_output_aliases=aliases)
+    return list(call(*given, offsets, has_lse=lse is not None, invalid_is_nan=invalid_is_nan))
+
+
+def _ends_cleared_by_xla(
+    offsets: jax.Array, arrays: Sequence[jax.Array], lse: jax.Array | None, *, invalid_is_nan: bool
+) -> list[jax.Array]:
+    row = jnp.arange(len(arrays[0]), dtype=jnp.int32)
+    flags = jnp.where(row < offsets[-1], REAL, PADDING)
+    flags = jnp.where(row < offsets[0], INVALID if invalid_is_nan else PADDING, flags)
+    found = [cleared_by_xla(x, flags) for x in arrays]
+    if lse is not None:
+        lse = jnp.where(flags == PADDING, -jnp.inf, lse)
+        found.append(jnp.where(flags == INVALID, jnp.nan, lse))
+    return found
+
+
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Register the custom call with XLA, if the CUDA library is installed."""
+    """Register the custom calls with XLA, if the CUDA library is installed."""
     if (native := _native()) is not None:
         jax.ffi.register_ffi_target(TARGET, native.clear_rows_handlers(), platform="CUDA")
+        jax.ffi.register_ffi_target(ENDS_TARGET, native.clear_ends_handlers(), platform="CUDA")
 
 
 @lru_cache(maxsize=1)

@@ -148,6 +148,18 @@ class Implementation(Protocol):
 
 
 @runtime_checkable
+class SkipsInvalidRows(Protocol):
+    """An implementation whose backward kernels may leave out the rows that are invalid."""
+
+    def skips_invalid_rows(self, spec: AttentionSpec, device: Device) -> bool:
+        """Whether the backward pass of this call reads nothing of invalid rows.
+
+        Their lse may then be NaN, instead of -inf.
+        """
+        ...
+
+
+@runtime_checkable
 class ComputesTangents(Protocol):
     """An implementation that has kernels of a call's forward-mode derivative.
 

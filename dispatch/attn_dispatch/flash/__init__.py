@@ -13,7 +13,7 @@ from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
 from attn_dispatch.flash import kernels, library, passes, rules
-from attn_dispatch.flash.call import FlashCall, call_of
+from attn_dispatch.flash.call import FlashCall, call_of, lies_end_to_end
 from attn_dispatch.flash.generations import (
     ALL,
     ARCHS,
@@ -58,6 +58,10 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     return ()
+
+
+def skips_invalid_rows(spec: AttentionSpec, device: Device) -> bool:
+    return lies_end_to_end(spec, generation_of(device.arch))
 
 
 def unusable_reason(device: Device) -> str:

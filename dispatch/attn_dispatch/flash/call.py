@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.generations import FA3, Generation
 from attn_dispatch.semantics import lse_grad
+from attn_dispatch.semantics.real_rows import sees_its_own_key
 from attn_dispatch.semantics.wider_arrays import round_up
 
 HEAD_DIM_MULTIPLE = 8
@@ -50,6 +51,8 @@ class FlashCall:
     generation: Generation = FA3
     multiprocessors: int = 0
     """The device's number, by which FlashAttention-2 splits the keys."""
+    is_end_to_end: bool = False
+    """Packed: whether kernels are given the sequences alone; see `lies_end_to_end`."""
 
 
 def call_of(
@@ -79,11 +82,14 @@ def call_of(
         window_right=-1 if right is None else right,
         generation=generation,
         multiprocessors=multiprocessors,
+        is_end_to_end=lies_end_to_end(spec, generation),
     )
 
 
 def offsets_count(call: FlashCall) -> int:
     """The number of offsets of a packed call on each side; gaps count, see sequences.py."""
+    if call.is_end_to_end:
+        return call.sequences + 1
     pieces = 0
     if call.generation.cuts_gaps:
         pieces = 1 + call.rows_q // call.longest_q + call.rows_kv // call.longest_kv
@@ -94,6 +100,21 @@ def needs_packing(spec: AttentionSpec) -> bool:
     """Whether batch rows are not one whole sequence each, so that arrays are passed packed."""
     lengths = ("query_seq_lengths", "key_value_seq_lengths")
     return spec.is_packed or any(map(spec.has, lengths))
+
+
+def lies_end_to_end(spec: AttentionSpec, generation: Generation) -> bool:
+    """Whether only rows past the last sequence can be padding, which is promised to be finite.
+
+    Then cu_seqlens are the kernels' offsets as they are: nothing lies between sequences, and each
+    query attends to its own key at least.
+    """
+    return (
+        spec.meaning.finite_padding
+        and spec.has("cu_seqlens_q")
+        and spec.batch == 1
+        and sees_its_own_key(spec)
+        and not generation.cuts_gaps
+    )
 
 
 def head_dim(spec: AttentionSpec) -> int:

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.clear_rows import ends_cleared
 from attn_dispatch.flash import kernels
 from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
 from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.sequences import Sequences
-from attn_dispatch.semantics.invalid_values import nan_where_invalid
+from attn_dispatch.semantics.invalid_values import nan_where
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.row_flags import flags_of
@@ -47,14 +48,18 @@ def forward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Arr
         head_dim=call.head_dim,
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
-    flags = None if real is None else flags_of(spec, operands, real)
+    if call.is_end_to_end:
+        kept = lse if spec.wanted.needs_lse else None
+        out, *kept = ends_cleared(sequences.offsets[0], [out], kept, invalid_is_nan=True)
+        lse = kept[0] if kept else lse
+    flags = None if real is None else flags_of(real, sequences.invalid)
     (out,) = from_kernel(call, (out, flags))
     found = {"out": out[..., : spec.head_dim_v]}
     if spec.wanted.needs_lse:
         lse = lse_from_kernel(call, lse)
         if real is not None:
             lse = jnp.where(real[:, None, :], lse, -jnp.inf)
-        found |= nan_where_invalid(spec, operands, {"lse": lse})
+        found |= nan_where(sequences.invalid, {"lse": lse})
     return tuple(found.values())
 
 
@@ -65,7 +70,7 @@ def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Ar
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
     lse = operands["lse"]
-    if not each_query_attends(spec):
+    if not call.is_end_to_end and not each_query_attends(spec):
         # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     query = scaled_query(spec, operands["query"])
@@ -84,6 +89,8 @@ def backward(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Ar
     (value,) = to_kernel(call, (operands["value"], keys_before), head_dim=call.head_dim)
     arrays = (out_grad, query, key, value, out, lse_to_kernel(call, lse))
     found = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
+    if call.is_end_to_end:
+        found = ends_cleared(sequences.offsets[0], found, None, invalid_is_nan=False)
     flags = (of_queries, of_keys, of_keys)
     dq, dk, dv = from_kernel(call, *zip(found, flags, strict=True))
     gradients = {

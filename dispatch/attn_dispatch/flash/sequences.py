@@ -1,7 +1,8 @@
 """Packed sequences and lengths as the kernels take them: offsets that leave no gap.
 
 Rows of no sequence, the gaps, become further sequences: queries without keys, and keys without
-queries. Kernels compute nothing for them.
+queries. Kernels compute nothing for them. If rows past the last sequence are the only gap, and hold
+finite numbers, kernels are not told of them (`_end_to_end`).
 """
 
 from __future__ import annotations
@@ -11,29 +12,40 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.call import FlashCall, offsets_count
+from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.real_rows import real_rows_by_position
+
+_MOST_COMPARED = 1024
+"""Up to so many sequences, comparing all of them with each is cheap."""
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """The offsets of a call's sequences, and its real rows."""
+    """The offsets of a call's sequences, its real rows and its invalid ones."""
 
     offsets: tuple[jax.Array, ...]
     """int32 [`offsets_count`] for queries and for keys; empty if the call is not packed."""
     real_queries: jax.Array | None
-    """bool [1|B, T]: the query attends to some key; None if all do."""
+    """bool [1|B, T]: the query attends to some key; None if all do, or in a call of which
+    `lies_end_to_end` is true. Offsets say so there."""
     real_keys: jax.Array | None
-    """bool [B, S]: the key belongs to a sequence with queries; None if all do."""
+    """bool [B, S]: the key belongs to a sequence with queries; None likewise."""
+    invalid: jax.Array | None
+    """bool [B, 1|T]: the query's results are NaN; None if nothing can be invalid, or likewise."""
 
     @staticmethod
     def of(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array]) -> Sequences:
+        if call.is_end_to_end:
+            return _end_to_end(spec, operands)
         queries, keys = real_rows_by_position(spec, operands)
+        invalid = invalid_queries(spec, operands)
         if not call.is_packed:
-            return Sequences((), queries, None)
+            return Sequences((), queries, None, invalid)
         ranges = SequenceRanges.of(spec, operands)
         if call.generation.cuts_gaps:
             sides = (
@@ -44,14 +56,40 @@ class Sequences:
                     ranges.starts_kv, ranges.lengths_kv, spec.seq_len_kv + call.gap, call.longest_kv
                 ),
             )
-            return Sequences(_in_pieces(*sides, offsets_count(call)), queries, keys)
+            return Sequences(_in_pieces(*sides, offsets_count(call)), queries, keys, invalid)
         offsets_q = _offsets(
             ranges.starts_q, ranges.lengths_q, spec.seq_len_q + call.gap, first_gap=0
         )
         offsets_kv = _offsets(
             ranges.starts_kv, ranges.lengths_kv, spec.seq_len_kv + call.gap, first_gap=1
         )
-        return Sequences((offsets_q, offsets_kv), queries, keys)
+        return Sequences((offsets_q, offsets_kv), queries, keys, invalid)
+
+
+def _end_to_end(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Sequences:
+    """The sequences of a call of which `lies_end_to_end` is true, in few kernels of XLA.
+
+    Invalid cu_seqlens make all rows invalid. They become empty sequences at the end of the array,
+    so that kernels read and write nothing, and `ends_cleared` sees it by the first offset.
+    """
+    longest = min(spec.longest_sequences)
+    offsets = _or_rows_if_wrong(operands["cu_seqlens_q"][0], spec.seq_len_q, longest)
+    return Sequences((offsets, offsets), None, None, None)
+
+
+def _or_rows_if_wrong(cu_seqlens: jax.Array, rows: int, longest: int) -> jax.Array:
+    """cu_seqlens [M + 1]; `rows` everywhere if they do not ascend from 0 to at most that, in steps
+    of at most `longest`."""
+    begins, ends = cu_seqlens[:-1], cu_seqlens[1:]
+    is_wrong = (begins < 0) | (ends > rows) | (ends < begins) | (ends - begins > longest)
+    sequence = jnp.arange(len(begins), dtype=jnp.int32)
+    is_wrong |= (sequence == 0) & (begins != 0)
+    if len(begins) > _MOST_COMPARED:
+        return jnp.where(is_wrong.any(), rows, cu_seqlens)
+    # The largest end so far is the last one. It is found in one kernel, where `any` takes another.
+    is_before = sequence < jnp.arange(len(cu_seqlens), dtype=jnp.int32)[:, None]
+    found = jnp.where(is_wrong, rows, jnp.where(is_before, ends, 0))
+    return lax.reduce(found, jnp.int32(0), lax.max, (1,))
 
 
 def _offsets(starts: jax.Array, lengths: jax.Array, length: int, *, first_gap: int) -> jax.Array:

@@ -54,7 +54,7 @@ def real_rows_by_position(
         return _by_band(spec, operands), None
     ranges = SequenceRanges.of(spec, operands)
     of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
-    if _sees_its_own_key(spec):
+    if sees_its_own_key(spec):
         return of_query > 0, of_key > 0
     position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
     length_q, length_kv = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
@@ -65,7 +65,7 @@ def real_rows_by_position(
     return queries, keys
 
 
-def _sees_its_own_key(spec: AttentionSpec) -> bool:
+def sees_its_own_key(spec: AttentionSpec) -> bool:
     """Whether each query of a sequence attends to the key at its own position, which is there."""
     left, right = spec.band
     has_own = (left is None or left >= 0) and (right is None or right >= 0)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.invalid_values import invalid_queries
 
 PADDING, REAL, INVALID = (np.uint8(x) for x in range(3))
 """The flags of cuda_backend/clear_rows.h."""
 
 
-def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], real: jax.Array) -> jax.Array:
-    """The flags of the output's rows, uint8, of which `real` [1|B, T] or [1|B, T, N] are real."""
-    flags = jnp.where(real, REAL, PADDING)
-    return with_invalid(flags, invalid_queries(spec, operands))
+def flags_of(real: jax.Array, invalid: jax.Array | None) -> jax.Array:
+    """The flags of the output's rows, uint8, of which `real` [1|B, T] or [1|B, T, N] are real, and
+    `invalid` are those of `invalid_queries`."""
+    return with_invalid(jnp.where(real, REAL, PADDING), invalid)
 
 
 def with_invalid(flags: jax.Array, invalid: jax.Array | None) -> jax.Array:

@@ -105,10 +105,11 @@ def custom_calls_in(text: str) -> set[str]:
     """The names of this library's custom calls in a lowered program.
 
     The variants for packed sequences, split keys and wide heads count under the plain name.
-    clear_rows does not count, because it computes nothing.
+    Those that clear rows do not count, because they compute nothing.
     """
     found = re.findall(r"custom_call @(attn_dispatch\w*?)(?:_packed|_split_kv)?\b", text)
-    return {x.replace("_wide_", "_") for x in found} - {"attn_dispatch_clear_rows"}
+    clears = {"attn_dispatch_clear_rows", "attn_dispatch_clear_ends"}
+    return {x.replace("_wide_", "_") for x in found} - clears
 
 
 def custom_calls_of(name: str) -> dict[str, str]:

@@ -78,6 +78,7 @@ def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
         is_causal=cell.is_causal and cell.window is None,
         window_left=-1 if cell.window is None else cell.window - 1,
         window_right=0 if cell.is_causal else -1,
+        is_end_to_end=True,
     )
     attention = kernels_of(facts)
     if not cell.lengths:
