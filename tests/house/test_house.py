@@ -49,7 +49,10 @@ LAYERS = {
     ),
     TOOLS: (
         ("__init__", "__main__", "cli"),
-        ("bench", "build_aiter", "build_fa4", "commands", "pictures", "verify"),
+        ("build_aiter", "build_fa4", "commands", "pictures"),
+        ("rates",),
+        ("bench",),
+        ("verify",),  # the bench draws its calls by the same kind of seed
         ("reports", "written_calls"),
         ("terminal",),
     ),
@@ -233,9 +236,11 @@ _ANY = {
     "__init__.py": "a public name of the package, whatever it is",
     "console.py": "rich's console, which need not be installed",
     "call_steps.py": "the results of a public call, an array or a tuple of arrays",
+    "core/choice/rates.py": "the JSON of measured rates",
     "core/inlined_module.py": "MLIR's operations",
     "core/jax_compat.py": "MLIR's values",
     "core/sketch.py": "MLIR's operations and attributes",
+    "core/whole_call.py": "the owners of MLIR's values",
     "cudnn/planning_process.py": "a type of JAX's that JAX does not export",
     "devices/from_packages.py": "the module of another package",
     "files/reading.py": "a JSON value",
@@ -246,6 +251,7 @@ _ANY = {
     "integrations/keras/layers.py": "Keras's layers, of which private attributes are read",
     "integrations/merging.py": "the arguments that a layer of a framework passes",
     "integrations/patching.py": "a function of another package",
+    "programs/numpy_values.py": "NumPy's arrays and numbers of any dtype",
 }
 """The library's files that use `Any`, and for what: values for which nobody gives a better type."""
 
@@ -260,8 +266,9 @@ def test_only_the_listed_files_use_any():
 
 
 _ANY_IN_TOOLS = {
-    "bench": (48, "other packages' modules, compiled programs, and the JSON of reports"),
+    "bench": (92, "other packages' modules, compiled programs, and the JSON of calls and reports"),
     "pictures": (16, "arguments under names that options give, and Matplotlib"),
+    "rates": (4, "the JSON of measured calls"),
     "reports": (4, "the JSON of a report, Matplotlib, and CUDA's devices"),
     "terminal": (3, "argparse's subparsers, and rich's bar, which need not be installed"),
     "verify": (50, "fields of cases by name, JAX's traced programs, and the JSON of reports"),

@@ -156,7 +156,22 @@ def _line(run: Any, arrays: list[Any], offsets: list[Any]) -> str:
     (line,) = (x for x in text.splitlines() if "custom_call @" in x and "flash" in x)
     line = re.sub(r"%[\w#:]+(, )?", "", line).split("custom_call ")[1].strip()
     # The kept file names an array's order of axes alone: [2, 1, 0].
-    return re.sub(r"dense<(\[[\d, ]+\]|\d)> : tensor<\dxindex>", r"\1", line)
+    line = re.sub(r"dense<(\[[\d, ]+\]|\d)> : tensor<\dxindex>", r"\1", line)
+    return without_row_major_layouts(line)
+
+
+def without_row_major_layouts(line: str) -> str:
+    """The custom call without the layouts of its operands, or results, if all are row-major."""
+
+    def kept(layouts: re.Match[str]) -> str:
+        orders = [
+            [*map(int, re.findall(r"\d", x))] for x in re.findall(r"\[[\d, ]+\]|\d", layouts[1])
+        ]
+        return "" if all(x == [*range(len(x))][::-1] for x in orders) else layouts[0]
+
+    return re.sub(
+        r"(?:, )?(?:operand|result)_layouts = \[((?:(?:\[[\d, ]+\]|\d)(?:, )?)*)\]", kept, line
+    )
 
 
 def main() -> None:

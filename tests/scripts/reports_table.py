@@ -120,7 +120,8 @@ def details(version: str, kept: list[Kept]) -> str:
 
 Each run of `attn-dispatch verify` on a GPU beside cuDNN {version}, the newest first. What is drawn
 and what failed: [What is proven](../proof.md#drawn-calls). A seed leads to the kept report:
-environment, options, counts, reasons, and everything about each call that failed.
+environment, options, counts, and everything about each call that failed; the newest run of its kind
+also has reasons, rewrites and kernels.
 
 {_table(rows)}"""
 

@@ -9,7 +9,7 @@ from attn_dispatch_tools.verify import report
 from attn_dispatch_tools.verify.cases import CASES
 from attn_dispatch_tools.verify.outcome import Outcome
 from attn_dispatch_tools.verify.report import Report
-from tests.scripts.keep_reports import keep, kept
+from tests.scripts.keep_reports import keep, kept, shorten_older
 
 FACTS = {"device": "NVIDIA H200", "cudnn": "9.19.0"}
 CALL = CASES[0].to_json() | {"name": "drawn/4_2"}
@@ -68,6 +68,26 @@ def test_a_folder_is_shortened_and_its_failures_can_be_repeated(tmp_path):
     text = short.read_text()
     keep(results, results)
     assert short.read_text() == text, "a report that is kept again stays as it is"
+
+
+def test_the_newest_report_of_a_kind_keeps_its_reasons(tmp_path):
+    def write(name: str, date: str, *, implementation: str = "cudnn", **options: object) -> None:
+        facts = kept(FULL) | {"environment": FACTS | {"date": date}, "options": options}
+        text = json.dumps(facts | {"implementation": implementation})
+        (tmp_path / f"verify-{name}.json").write_text(text)
+
+    write("old", "2026-11-22")
+    write("new", "2026-11-23")
+    write("serving", "2026-11-21", serving=True)
+    write("flash", "2026-11-21", implementation="flash")
+    shorten_older(tmp_path)
+    found = {x.stem: json.loads(x.read_text()) for x in tmp_path.glob("verify-*.json")}
+    reasons = {"refused", "gradients_left_to_xla", "rewrites", "kernels"}
+    old, new = found.pop("verify-old"), found["verify-new"]
+    assert all(reasons <= x.keys() for x in found.values())
+    same = {name: x for name, x in new.items() if name not in {*reasons, "environment"}}
+    assert old == same | {"environment": FACTS | {"date": "2026-11-22"}}
+    assert len(report.bad_cases(tmp_path / "verify-old.json")) == 2
 
 
 def test_a_short_report_cannot_be_read_as_a_full_one(tmp_path):
