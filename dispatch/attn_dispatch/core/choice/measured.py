@@ -2,7 +2,7 @@
 
 measured.json holds them, by device: a digest of the call, and microseconds by implementation of the
 forward pass and of a step, in a program of their own and, if measured, on the device alone. It is
-written by benchmarks/fit_rates.py, together with the rates.
+written by tests/scripts/fit_rates.py, together with the rates.
 """
 
 from __future__ import annotations

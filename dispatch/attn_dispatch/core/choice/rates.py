@@ -1,7 +1,7 @@
 """Rates: how long each implementation takes for what a call consists of, by device and pass.
 
 rates.json has those of the devices that were measured, fitted by `attn-dispatch tune --rates` or
-benchmarks/fit_rates.py. Those of a user's own device are in a file of the user's folder.
+tests/scripts/fit_rates.py. Those of a user's own device are in a file of the user's folder.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from attn_dispatch_tools.bench.regret.timed_call import FORWARD, STEP, TimedCall
 DEFAULT = "default"
 """The call without `implementation=`, where it runs no single implementation's program."""
 
-_HOPELESS = 3.0
+_HOPELESS = 2.5
 """XLA, whose programs take longest to compile, is left out where its predicted time is this many
 times that of the best kernel."""
 
@@ -73,7 +73,7 @@ def _candidates(passes: Sequence[AttentionSpec], device: Device) -> list[str]:
     known = set(select.names()).intersection(*found)
     times = {x: sum(passes[x].device for passes in found) for x in known}
     kernels = [us for name, us in times.items() if name != "xla"]
-    is_hopeless = bool(kernels) and times.get("xla", 0.0) > _HOPELESS * max(min(kernels), 50.0)
+    is_hopeless = bool(kernels) and times.get("xla", 0.0) > _HOPELESS * max(min(kernels), 40.0)
     return [x for x in select.names() if x != "xla" or not is_hopeless]
 
 

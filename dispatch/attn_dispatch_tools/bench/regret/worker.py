@@ -23,7 +23,7 @@ _HOPELESS = 2.5
 """A program that takes this many times the best time is timed once."""
 _SHORT = 1e-3
 """Programs of fewer seconds are all timed, because a single measurement of them says little."""
-_LEAST_ROUNDS = 6
+_LEAST_ROUNDS = 4
 _LAUNCHES = 150.0
 """Where the best program takes fewer microseconds, the device's own time is measured as well: such
 programs wait for the host, which launches them."""

@@ -1,9 +1,9 @@
 """Fits core/choice/rates.json to committed measurements, and prints the regret of the result.
 
-usage: python benchmarks/fit_rates.py [--write] [--check FILE …]
+usage: python -m tests.scripts.fit_rates [--write] [--worst N]
 
-The reports of each device are those in SOURCES. With --check, the regret of the committed rates on
-further reports, which they were not fitted to, is printed instead.
+The reports of each device are those in SOURCES. With --write it replaces rates.json, and
+measured.json with the calls of which the model alone chooses too slow an implementation.
 """
 
 from __future__ import annotations
@@ -21,16 +21,22 @@ import jax
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice import order
-from attn_dispatch.core.choice.measured import digest_of
+from attn_dispatch.core.choice.measured import digest_of, measured_times
 from attn_dispatch.core.choice.rates import DeviceRates, text_of
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.rates.fit import as_rates, fitted, parameters_of
-from attn_dispatch_tools.rates.observations import NAMES, Measured, measured_in, observations, times_of
+from attn_dispatch_tools.rates.observations import (
+    NAMES,
+    Measured,
+    measured_in,
+    observations,
+    times_of,
+)
 from attn_dispatch_tools.rates.replay import Replayed, replayed
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "dispatch/attn_dispatch/core/choice/measured.json"
 RATES = ROOT / "dispatch/attn_dispatch/core/choice/rates.json"
 _PROCESSORS = 132
@@ -93,18 +99,22 @@ def read(paths: Sequence[Path]) -> list[Measured]:
     return found
 
 
-def regret(device: DeviceRates, measured: Sequence[Measured]) -> list[Replayed]:
-    """The regret of the model alone."""
+def regret(
+    device: DeviceRates, measured: Sequence[Measured], *, has_cells: bool = False
+) -> list[Replayed]:
+    """The regret of the model, alone or with the measured calls that beat it."""
+    known = measured_times if has_cells else lambda *_, **__: {}
+    name = replace(_DEVICE, name=device.name)
 
     def first(spec: AttentionSpec, names: Sequence[str], is_alone: bool) -> str:
         now = replace(settings.current(), is_alone=is_alone)
-        known = [_Timed(x, None if x == "xla" else "cuda") for x in names]
+        timed = [_Timed(x, None if x == "xla" else "cuda") for x in names]
         with (
             settings.restored(now),
             mock.patch.object(order, "rates_for", lambda _: device),
-            mock.patch.object(order, "measured_times", lambda *_, **__: {}),
+            mock.patch.object(order, "measured_times", known),
         ):
-            return order.ranking(known, spec, _DEVICE, lambda *_: True).order[0].NAME
+            return order.ranking(timed, spec, name, lambda *_: True).order[0].NAME
 
     with mock.patch.object(order, "reasons_and_chain", lambda *_: ((), None)):
         return replayed(measured, first)
