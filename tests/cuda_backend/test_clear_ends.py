@@ -1,10 +1,11 @@
-"""The PTX of clear_ends.cc: it assembles, and run by a small interpreter it clears the right rows."""
+"""The PTX of clear_ends.cc assembles, and a small interpreter of it clears the right rows."""
 
 from __future__ import annotations
 
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -61,43 +62,54 @@ ARITHMETIC: dict[str, Callable[..., int | bool]] = {
 }
 
 
-def run_thread(registers: dict[str, int], parameter: bytes, memory: dict[int, int]) -> None:
-    """Run the kernel's instructions for a thread; memory has words by address, and no others."""
-    lines = [x.strip().rstrip(";") for x in PTX[PTX.index("mov.u64") :].splitlines()]
-    labels = {x[:-1]: i for i, x in enumerate(lines) if x.endswith(":")}
-    registers = {"arrays": 0, **registers}
+@dataclass
+class Thread:
+    """A thread of the kernel. `memory` has words by address, and there are no others."""
 
-    def value(text: str) -> int:
-        return registers[text] if text in registers else int(text)
+    registers: dict[str, int]
+    parameter: bytes
+    memory: dict[int, int]
 
-    def address(text: str) -> int:
+    def value(self, text: str) -> int:
+        return self.registers[text] if text in self.registers else int(text)
+
+    def address(self, text: str) -> int:
         base, _, offset = text.strip("[]").partition("+")
-        return value(base) + int(offset or 0)
+        return self.value(base) + int(offset or 0)
 
-    at = 0
-    while True:
-        line, at = lines[at], at + 1
-        if line.startswith("@"):
-            condition, line = line[1:].split(" ", 1)
-            if not registers[condition]:
-                continue
-        name, _, rest = line.partition(" ")
-        given = [x.strip() for x in rest.split(",")]
-        if name == "ret":
+    def compute(self, name: str, given: list[str]) -> None:
+        """Run an instruction that is no jump."""
+        if name.startswith("st.global"):
+            assert self.address(given[0]) in self.memory, "nothing outside of the arrays is written"
+            self.memory[self.address(given[0])] = self.value(given[1])
             return
-        if name == "bra":
-            at = labels[given[0]]
-        elif name.startswith("ld.param"):
+        if name.startswith("ld.param"):
             kind = "<Q" if name.endswith("64") else "<I"
-            registers[given[0]] = struct.unpack_from(kind, parameter, address(given[1]))[0]
+            (found,) = struct.unpack_from(kind, self.parameter, self.address(given[1]))
         elif name.startswith("ld.global"):
-            registers[given[0]] = memory[address(given[1])] & MASK
-        elif name.startswith("st.global"):
-            assert address(given[0]) in memory, "nothing outside of the arrays is written"
-            memory[address(given[0])] = value(given[1])
-        elif line and not line.endswith(":"):
+            found = self.memory[self.address(given[1])]
+        else:
             operation = ".".join(name.split(".")[: 2 if name.startswith("setp") else 1])
-            registers[given[0]] = int(ARITHMETIC[operation](*map(value, given[1:]))) & MASK
+            found = int(ARITHMETIC[operation](*map(self.value, given[1:])))
+        self.registers[given[0]] = found & MASK
+
+    def run(self) -> None:
+        lines = [x.strip().rstrip(";") for x in PTX[PTX.index("mov.u64") :].splitlines()]
+        lines = [x for x in lines if x]
+        at = 0
+        while True:
+            line, at = lines[at], at + 1
+            if line.startswith("@"):
+                condition, line = line[1:].split(" ", 1)
+                if not self.registers[condition]:
+                    continue
+            name, _, rest = line.partition(" ")
+            if name == "ret":
+                return
+            if name == "bra":
+                at = lines.index(f"{rest}:")
+            elif not name.endswith(":"):
+                self.compute(name, [x.strip() for x in rest.split(",")])
 
 
 def cleared(offsets: list[int], *, rows: int, width: int, times: int) -> np.ndarray:
@@ -111,7 +123,7 @@ def cleared(offsets: list[int], *, rows: int, width: int, times: int) -> np.ndar
     for thread in range(6):
         block, lane = divmod(thread, 3)
         places = {"%ctaid.x": block, "%ctaid.y": 1, "%nctaid.x": 2, "%ntid.x": 3, "%tid.x": lane}
-        run_thread(places, bytes(len(one)) + one, memory)
+        Thread({"arrays": 0, **places}, bytes(len(one)) + one, memory).run()
     found = [memory[WORDS + 4 * i] for i in range(count)]
     return np.reshape(found, (times, rows, width))
 

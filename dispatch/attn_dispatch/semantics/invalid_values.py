@@ -9,8 +9,8 @@ not affected. `RowIds` (row_ids.py) finds the invalid rows:
 - An id below 0 or above max_segments invalidates the queries that have it.
 - With max_segments, an id is invalid, and so are all its queries, if its places are not one run,
   follow a larger id, or are more than the longest sequence may have, among queries or keys.
-- With cu_seqlens, a sequence longer than its max_seqlen invalidates all its queries; on flash, where
-  finite_padding promises that there is none, it may invalidate all queries (flash/sequences.py).
+- With cu_seqlens, a sequence longer than its max_seqlen invalidates all its queries. On flash, if
+  finite_padding promises that there is none, all queries are invalid then (flash/sequences.py).
 
 Without max_segments ids are compared for equality, in whatever order they stand.
 """
