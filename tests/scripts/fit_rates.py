@@ -58,6 +58,7 @@ SOURCES = {
         "regret_1001-NVIDIA_H200-9_19_0.json",
         "regret_2002-NVIDIA_H200-9_19_0.json",
         "regret_3003-NVIDIA_H200-9_19_0.json",
+        "regret_4004-NVIDIA_H200-9_19_0.json",
         "choices_absorbed-NVIDIA_H200-9_19_0.json",
         "choices_wide-NVIDIA_H200-9_19_0.json",
     ),
