@@ -8,6 +8,7 @@ from textwrap import indent
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
+from attn_dispatch import settings
 from attn_dispatch import text as plain_text
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
@@ -43,6 +44,9 @@ class Explanation:
     basis: str = ""
     """What the order of the implementations follows: where rates of predicted times were measured
     and what was assumed of arrays, or what others reported. "" for the order of the list."""
+    alone: str = ""
+    """What runs the call on this machine in a program of nothing else, if that is not what is
+    chosen: the host's launches count there (core/whole_call.py)."""
     single_queries: Explanation | None = None
     """The explanation of the separate call for sequences of one query, if `cu_seqlens_q` leads to
     two calls."""
@@ -94,6 +98,7 @@ class Explanation:
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
             f"chosen    {self._chosen}",
+            *(wrapped("alone     ", self.alone) if self.alone else []),
             *(wrapped("order     ", self.basis) if self.basis else []),
             *planner_lines(self.missing_planner, width),
         ]
@@ -200,10 +205,25 @@ def explain_specs(
         return verdicts_on(spec, device)
 
     forward_verdicts, backward_verdicts = map(verdicts, (forward, backward))
+    found = Explanation(call, device, _versions(device), forward_verdicts, backward_verdicts, share)
     basis = select.ranked(forward or backward or call, device).basis
-    return Explanation(
-        call, device, _versions(device), forward_verdicts, backward_verdicts, share, basis=basis
-    )
+    return replace(found, basis=basis, alone=_alone(found, forward, backward))
+
+
+def _alone(
+    found: Explanation, forward: AttentionSpec | None, backward: AttentionSpec | None
+) -> str:
+    if settings.current().targets or found.share is not None:
+        return ""  # such a call never counts as all of its program
+    others = {
+        direction: select.chosen_alone(spec, found.device)
+        for direction, spec in (("forward", forward), ("backward", backward))
+        if spec is not None
+    }
+    usual = {"forward": found.chosen_forward, "backward": found.chosen_backward}
+    if all(usual[direction] == name for direction, name in others.items()):
+        return ""
+    return ", ".join(f"{x}: {name or 'none'}" for x, name in others.items())
 
 
 def _versions(device: Device) -> tuple[tuple[str, str], ...]:

@@ -238,6 +238,13 @@ def has_kernel(spec: AttentionSpec, device: Device) -> bool:
     return choice is not None and choice.implementation.PLATFORM is not None
 
 
+def chosen_alone(spec: AttentionSpec, device: Device) -> str | None:
+    """The implementation that runs the call if it is all that its program computes."""
+    with settings.restored(replace(settings.current(), is_alone=True)):
+        choice = _first_eligible(spec, device).choice
+    return None if choice is None else choice.NAME
+
+
 @dataclass(frozen=True)
 class _Found:
     choice: Choice | None

@@ -16,6 +16,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.choice import order, rates
 from attn_dispatch.core.choice.rates import DeviceRates, Rate
 from attn_dispatch.core.choice.traits import TRAITS
+from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import CPU, parse
 from attn_dispatch.inspection import explain, spec_of
@@ -190,3 +191,15 @@ def test_explain_shows_predicted_times_of_both_passes_and_what_was_assumed():
     assert cudnn.predicted is not None and cudnn.predicted.device > 10
     text = found.text(200)
     assert "us on the device" in text and "assumed: 4 documents in a row" in text
+
+
+def test_explain_says_what_else_runs_a_call_alone_in_its_program(times, monkeypatch):
+    times(kernel=a_rate(0.01, host=90.0), extra=a_rate(0.1, host=10.0))
+    monkeypatch.setattr(select, "IMPLEMENTATIONS", (KERNEL, EXTRA, XLA))
+    monkeypatch.setattr(select, "_is_usable", lambda *_: True)
+    call = spec()
+    found = explain_specs(call, CUDA, call, None)
+    assert found.chosen_forward == "kernel" and found.alone == "forward: extra"
+    assert "\nalone     forward: extra\n" in found.text()
+    with attn_dispatch.target("h200"):
+        assert not explain_specs(call, CUDA, call, None).alone
