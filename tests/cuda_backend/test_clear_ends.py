@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cuda_backend.test_clear_rows import ARCHS, assemble
+from tests.support.ptx import ARCHS, assemble
 from tests.support.repository import ROOT
 
 SOURCE = ROOT / "cuda_backend" / "clear_ends.cc"

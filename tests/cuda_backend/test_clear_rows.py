@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from attn_dispatch.devices import clear_rows
+from tests.support.ptx import ARCHS, assemble
 from tests.support.repository import ROOT
 
 SOURCE = ROOT / "cuda_backend" / "clear_rows.cc"
-ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
 def kernel() -> str:
     found = re.search(r'kKernel\[\] = R"\((.*?)\)"', SOURCE.read_text(), re.DOTALL)
     assert found
     return found[1]
-
-
-def assemble(ptx: str, folder: Path, arch: str) -> subprocess.CompletedProcess[str]:
-    ptxas = shutil.which("ptxas")
-    if ptxas is None:
-        pytest.skip("needs ptxas, of the CUDA toolkit")
-    source = folder / "kernel.ptx"
-    source.write_text(ptx)
-    command = [ptxas, f"--gpu-name={arch}", str(source), "--output-file", str(folder / "kernel")]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
