@@ -11,6 +11,7 @@ import pytest
 from attn_dispatch_tools import cli
 from tests.support.backend import needs_cudnn
 from tests.support.repository import DOCS
+from tests.support.shown_times import without_predicted_times
 
 PAGE = (DOCS / "getting_started.md").read_text("utf-8")
 _, _, SECTION = PAGE.partition("## A model of your own\n")
@@ -20,9 +21,10 @@ COMMANDS = re.findall(r"^attn-dispatch (explain-program .*)$", SECTION, re.MULTI
 
 
 def comparable(text: str) -> str:
-    """A list without the function's name and numbers of cuDNN's."""
+    """A list without the function's name, numbers of cuDNN's and predicted times."""
     text = re.sub(r"scratch memory [\d.]+ \w+", "scratch memory", text)
-    return re.sub(r"(?m)^(program +)\w+", r"\1", text).strip()
+    text = re.sub(r"(?m)^(program +)\w+", r"\1", text)
+    return without_predicted_times(text).strip()
 
 
 @needs_cudnn

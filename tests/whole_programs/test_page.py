@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.backend import needs_cudnn
 from tests.support.repository import ROOT
+from tests.support.shown_times import without_predicted_times
 
 PAGE = (ROOT / "docs/programs.md").read_text("utf-8")
 PROGRAM, _, EINSUM, CHECK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -22,7 +23,8 @@ def names_of(code: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def without_engines(text: str) -> str:
-    return re.sub(r"eng\S+, scratch memory \S+ \w+", "ENGINE", text).strip()
+    text = re.sub(r"eng\S+, scratch memory \S+ \w+", "ENGINE", text)
+    return without_predicted_times(text).strip()
 
 
 @needs_cudnn
