@@ -44,7 +44,7 @@ _PROCESSORS = 132
 
 _DEVICE = parse("h200")
 
-_OUTDATED = {"choices": NAMES, "regret_1001": NAMES, "regret_2002": ("fa4",)}
+_OUTDATED = {"choices": NAMES, "regret_2002": ("fa4",)}
 """By the beginning of a report's name, the implementations whose custom calls launch faster since
 then: of short calls, only the device's times of theirs count."""
 _EXCEPTION = 1.05
@@ -55,7 +55,6 @@ _SHORT = 150.0
 SOURCES = {
     "NVIDIA H200": (
         "choices-NVIDIA_H200-9_19_0.json",
-        "regret_1001-NVIDIA_H200-9_19_0.json",
         "regret_2002-NVIDIA_H200-9_19_0.json",
         "regret_3003-NVIDIA_H200-9_19_0.json",
         "regret_4004-NVIDIA_H200-9_19_0.json",

@@ -24,6 +24,10 @@ FORWARD, STEP = "forward", "step"
 _GRADIENTS = ("query", "key", "value", "bias", "sinks")
 
 
+_LIKE_KEYS = (("value", "key"), ("value_pages", "key_pages"))
+"""Arrays that a line leaves out where they have the dtype and shape of the keys."""
+
+
 @dataclass(frozen=True)
 class TimedCall:
     """A public call with everything that its arrays' values depend on."""
@@ -43,10 +47,18 @@ class TimedCall:
         """The call of a line of a report, also of one by benchmarks/choices.py."""
         lengths, mods = tuple(row.get("lengths", ())), row.get("mods", {})
         is_training = bool(row.get("step") or row.get("forward_backward"))
-        return TimedCall(row.get("kind", ""), row["call"], lengths, mods, is_training)
+        call = dict(row["call"])
+        for value, key in _LIKE_KEYS:
+            if key in call:
+                call.setdefault(value, call[key])
+        return TimedCall(row.get("kind", ""), call, lengths, mods, is_training)
 
     def to_json(self) -> dict[str, Any]:
-        row: dict[str, Any] = {"kind": self.kind, "call": self.call}
+        like_keys = {
+            value for value, key in _LIKE_KEYS if self.call.get(value) == self.call.get(key)
+        }
+        call = {name: x for name, x in self.call.items() if name not in like_keys}
+        row: dict[str, Any] = {"kind": self.kind, "call": call}
         if self.lengths:
             row["lengths"] = list(self.lengths)
         return row | ({"mods": self.mods} if self.mods else {})
