@@ -25,12 +25,14 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
 import attn_dispatch
+from attn_dispatch.core.choice import order
 from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.devices.target import device_for
 from attn_dispatch_tools.verify import draws
@@ -49,6 +51,8 @@ def lowered_case(case: Case, target: str) -> dict[str, Any]:
     gradients = () if case.inference else case.gradients
     platform = TARGETS[target]
     with (
+        # Rates change with each measurement; the programs of an implementation do not.
+        mock.patch.object(order, "rates_for", lambda _: None),
         warnings.catch_warnings(action="ignore"),
         attn_dispatch.target(target),
         attn_dispatch.fallback("silent"),
