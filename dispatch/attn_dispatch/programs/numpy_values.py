@@ -87,16 +87,17 @@ _LOGICAL: Mapping[str, Callable[..., _Condition]] = {"and": _and, "or": _or, "no
 def _quotient(x: _Known, y: _Known) -> _Known:
     if np.issubdtype(np.result_type(x), np.floating):
         return np.divide(x, y)
-    found: _Known = np.abs(x) // np.maximum(np.abs(y), 1)  # rounds toward zero, as XLA does
-    return np.where(np.sign(x) * np.sign(y) < 0, -found, found)
+    found = np.abs(x) // np.maximum(np.abs(y), 1)  # rounds toward zero, as XLA does
+    return np.multiply(np.sign(x) * np.sign(y), found)
 
 
 def _clamped(low: _Known, x: _Known, high: _Known) -> _Known:
-    return np.clip(x, low, high)
+    return np.minimum(np.maximum(x, low), high)
 
 
 def _selected(condition: _Known, no: _Known, yes: _Known) -> _Known:
-    return np.where(condition, yes, no)
+    chosen: _Known = np.where(condition, yes, no)
+    return chosen
 
 
 def _same(x: _Known, *_: _Known) -> _Known:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from attn_dispatch.call.options import Wanted
 from attn_dispatch.call.spec import AttentionSpec
@@ -50,6 +49,7 @@ def digest_of(forward: AttentionSpec) -> str:
 
 
 @cache
-def _cells() -> dict[str, dict[str, dict[str, Any]]]:
+def _cells() -> Mapping[str, Mapping[str, Mapping[str, Times]]]:
+    """By device, digest, and pass: "forward" or "step", with "_device" for the device alone."""
     file = resources.files("attn_dispatch.core.choice") / "measured.json"
     return json.loads(file.read_text())

@@ -61,7 +61,7 @@ def ranking(
     measured = _measured(spec, device)
     if measured:  # what was not measured follows
         least = max(measured.values())
-        times = {x: least + us for x, us in times.items()} | measured
+        times = {x: least + us for x, us in times.items()} | dict(measured)
     kernels = [x for x in expected if x.PLATFORM and x.NAME in times]
     first = sorted(kernels, key=lambda x: times[x.NAME])
     for xla in (x for x in expected if x.PLATFORM is None and x.NAME in times):

@@ -179,11 +179,8 @@ def _share(
     seen = seen & (True if right is None else distance <= right)
 
     def of_tiles(x: np.ndarray) -> np.ndarray:
-        return (
-            np.asarray(x)
-            .reshape(len(tiles[0]), len(_INSIDE), len(tiles[1]), len(_INSIDE))
-            .any((1, 3))
-        )
+        shape = len(tiles[0]), len(_INSIDE), len(tiles[1]), len(_INSIDE)
+        return np.asarray(x.reshape(shape).any((1, 3)))
 
     return float(of_tiles(may & seen).sum() / max(of_tiles(seen).sum(), 1))
 
