@@ -236,6 +236,7 @@ _ANY = {
     "__init__.py": "a public name of the package, whatever it is",
     "console.py": "rich's console, which need not be installed",
     "call_steps.py": "the results of a public call, an array or a tuple of arrays",
+    "core/choice/measured.py": "the JSON of measured calls",
     "core/choice/rates.py": "the JSON of measured rates",
     "core/inlined_module.py": "MLIR's operations",
     "core/jax_compat.py": "MLIR's values",

@@ -47,7 +47,7 @@ def _loaded(path) -> str:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)],
-        capture_output=True, text=True, env=child_environment(), timeout=120,
+        capture_output=True, text=True, env=child_environment(), timeout=600,  # it may compile
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
