@@ -84,11 +84,15 @@ def _not(x: _Condition) -> _Condition:
 _LOGICAL: Mapping[str, Callable[..., _Condition]] = {"and": _and, "or": _or, "not": _not}
 
 
+_WHERE: Callable[..., _Known] = np.where
+
+
 def _quotient(x: _Known, y: _Known) -> _Known:
     if np.issubdtype(np.result_type(x), np.floating):
         return np.divide(x, y)
-    found = np.abs(x) // np.maximum(np.abs(y), 1)  # rounds toward zero, as XLA does
-    return np.multiply(np.sign(x) * np.sign(y), found)
+    # Rounds toward zero, as XLA does.
+    found = np.floor_divide(np.abs(x), np.maximum(np.abs(y), 1))
+    return np.multiply(np.multiply(np.sign(x), np.sign(y)), found)
 
 
 def _clamped(low: _Known, x: _Known, high: _Known) -> _Known:
@@ -96,8 +100,7 @@ def _clamped(low: _Known, x: _Known, high: _Known) -> _Known:
 
 
 def _selected(condition: _Known, no: _Known, yes: _Known) -> _Known:
-    chosen: _Known = np.where(condition, yes, no)
-    return chosen
+    return _WHERE(condition, yes, no)
 
 
 def _same(x: _Known, *_: _Known) -> _Known:
