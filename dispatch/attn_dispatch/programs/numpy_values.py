@@ -54,6 +54,8 @@ def _computed(equation: JaxprEqn, values: list[_Value]) -> _Value:
     name, are_known = equation.primitive.name, not any(isinstance(x, _Condition) for x in values)
     if are_known and name == "convert_element_type":
         return np.asarray(values[0]).astype(equation.params["new_dtype"])
+    if name == "select_n" and len(values) != 3:  # it selects by a number
+        return _UNKNOWN
     if are_known and name in _NUMBERS:
         return _NUMBERS[name](*values)
     if type_of(equation.outvars[0]).dtype != np.bool_:
