@@ -109,7 +109,8 @@ def test_query_scale_causality_and_window_reach_the_custom_call(stops: Stops):
     lower(
         stops,
         lambda q, k, v: dot_product_attention(
-            q, k, v, scale=0.5, is_causal=True, local_window_size=(3, None), qkv_layout="BNTH"
+            q, k, v, scale=0.5, is_causal=True, local_window_size=(3, None), qkv_layout="BNTH",
+            implementation="cudnn",
         ),
         QUERY, KEY, KEY,
     )  # fmt: skip
@@ -146,7 +147,9 @@ def test_query_scale_causality_and_window_reach_the_custom_call(stops: Stops):
 def test_array_scale_is_multiplied_into_the_query(stops: Stops):
     lower(
         stops,
-        lambda q, k, v, scale: dot_product_attention(q, k, v, scale=scale, qkv_layout="BNTH"),
+        lambda q, k, v, scale: dot_product_attention(
+            q, k, v, scale=scale, qkv_layout="BNTH", implementation="cudnn"
+        ),
         QUERY, KEY, KEY, HEADS,
     )  # fmt: skip
     given, _, spec, kernel = stops.one_of_each()
@@ -163,7 +166,7 @@ def test_page_table_reaches_the_custom_call(stops: Stops):
     lower(
         stops,
         lambda q, keys, values, table, lengths: paged_attention(
-            q, keys, values, table, lengths, max_seqlen_kv=30
+            q, keys, values, table, lengths, max_seqlen_kv=30, implementation="cudnn"
         ),
         TOKENS, PAGES, PAGES, TABLE, LENGTHS,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.tracing import trace
+from attn_dispatch.settings import CallSettings
 from tests.support.option_parts import PARTS, options_with, with_facts
 from tests.support.present import present
 
@@ -160,15 +161,17 @@ _CHANGES = (
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
     {"derivative": "forward-mode derivative"},
     {"differentiated": ("query",)}, {"engine": "6 STREAM_K=1"},
+    {"settings": CallSettings((("fallback", "error"),))},
 )  # fmt: skip
 
 
 def test_every_option_distinguishes_specs():
     """Calls that differ in one option must not share cached results."""
     changed = {name for change in _CHANGES for name in change}
-    facts = {x.name for part in PARTS for x in fields(getattr(OPTIONS, part))} | {"engine"}
-    assert {x.name for x in fields(OPTIONS)} == {"operands", "engine", *PARTS}
-    assert changed == facts - {"gradients"}
+    facts = {x.name for part in PARTS for x in fields(getattr(OPTIONS, part))}
+    others = {"engine", "settings"}
+    assert {x.name for x in fields(OPTIONS)} == {"operands", *others, *PARTS}
+    assert changed == (facts | others) - {"gradients"}
 
 
 @pytest.mark.parametrize(
