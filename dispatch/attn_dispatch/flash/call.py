@@ -92,7 +92,8 @@ def offsets_count(call: FlashCall) -> int:
         return call.sequences + 1
     pieces = 0
     if call.generation.cuts_gaps:
-        pieces = 1 + call.rows_q // call.longest_q + call.rows_kv // call.longest_kv
+        longest = max(call.longest_q, 1), max(call.longest_kv, 1)
+        pieces = 1 + call.rows_q // longest[0] + call.rows_kv // longest[1]
     return 3 * call.sequences + 3 + pieces
 
 

@@ -44,20 +44,25 @@ def may_attend(program: ModProgram, b: _Known, n: _Known, t: _Known, s: _Known) 
 
     with np.errstate(all="ignore"):
         for equation in jaxpr.eqns:
-            found = _computed(equation, [read(x) for x in equation.invars])
+            try:
+                found = _computed(equation, [read(x) for x in equation.invars])
+            except (ArithmeticError, TypeError, ValueError):  # of a form that is not foreseen here
+                found = _UNKNOWN
             values |= dict.fromkeys(equation.outvars, found)
     may = _as_condition(read(jaxpr.outvars[0])).may
     return np.broadcast_to(np.asarray(may, bool), np.broadcast_shapes(*map(np.shape, (b, n, t, s))))
 
 
 def _computed(equation: JaxprEqn, values: list[_Value]) -> _Value:
-    name, are_known = equation.primitive.name, not any(isinstance(x, _Condition) for x in values)
-    if are_known and name == "convert_element_type":
-        return np.asarray(values[0]).astype(equation.params["new_dtype"])
+    name = equation.primitive.name
     if name == "select_n" and len(values) != 3:  # it selects by a number
         return _UNKNOWN
-    if are_known and name in _NUMBERS:
-        return _NUMBERS[name](*values)
+    are_known = not any(isinstance(x, _Condition) for x in values)
+    if are_known and all(type_of(x).dtype in _EXACT for x in (*equation.invars, *equation.outvars)):
+        if name == "convert_element_type":
+            return np.asarray(values[0]).astype(equation.params["new_dtype"])
+        if name in _NUMBERS:
+            return _NUMBERS[name](*values)
     if type_of(equation.outvars[0]).dtype != np.bool_:
         return _UNKNOWN
     conditions = [_as_condition(x) for x in values]
@@ -65,6 +70,11 @@ def _computed(equation: JaxprEqn, values: list[_Value]) -> _Value:
         condition, no, yes = conditions
         return _or(_and(condition, yes), _and(_not(condition), no))
     return _LOGICAL[name](*conditions) if name in _LOGICAL else _UNKNOWN
+
+
+_EXACT = (np.dtype(bool), np.dtype(np.int32))
+"""The dtypes in which NumPy computes exactly what XLA does. Other integers and floating numbers are
+rounded, cut off or divided in other ways."""
 
 
 def _as_condition(x: _Value) -> _Condition:
@@ -90,11 +100,14 @@ _WHERE: Callable[..., _Known] = np.where
 
 
 def _quotient(x: _Known, y: _Known) -> _Known:
-    if np.issubdtype(np.result_type(x), np.floating):
-        return np.divide(x, y)
-    # Rounds toward zero, as XLA does.
+    """Rounds toward zero; by zero it is -1, as in XLA."""
     found = np.floor_divide(np.abs(x), np.maximum(np.abs(y), 1))
-    return np.multiply(np.multiply(np.sign(x), np.sign(y)), found)
+    return _WHERE(np.equal(y, 0), -1, np.multiply(np.multiply(np.sign(x), np.sign(y)), found))
+
+
+def _remainder(x: _Known, y: _Known) -> _Known:
+    """Has the sign of x; by zero it is x, as in XLA."""
+    return _WHERE(np.equal(y, 0), x, np.fmod(x, _WHERE(np.equal(y, 0), 1, y)))
 
 
 def _clamped(low: _Known, x: _Known, high: _Known) -> _Known:
@@ -111,11 +124,9 @@ def _same(x: _Known, *_: _Known) -> _Known:
 
 _NUMBERS: dict[str, Callable[..., _Known]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
-    "max": np.maximum, "min": np.minimum, "sign": np.sign, "div": _quotient, "rem": np.fmod,
-    "clamp": _clamped, "floor": np.floor, "ceil": np.ceil, "select_n": _selected, "eq": np.equal,
-    "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "not": np.invert, "shift_left": np.left_shift, "shift_right_logical": np.right_shift,
-    "shift_right_arithmetic": np.right_shift, "broadcast_in_dim": _same, "squeeze": _same,
-    "copy": _same, "sqrt": np.sqrt, "exp": np.exp,
+    "max": np.maximum, "min": np.minimum, "sign": np.sign, "div": _quotient, "rem": _remainder,
+    "clamp": _clamped, "select_n": _selected, "eq": np.equal, "ne": np.not_equal, "lt": np.less,
+    "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "broadcast_in_dim": _same,
+    "squeeze": _same, "copy": _same,
 }  # fmt: skip

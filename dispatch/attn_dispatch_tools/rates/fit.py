@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -179,5 +180,5 @@ def parameters_of(rates: Mapping[tuple[str, str], Rate]) -> Parameters:
     return {key: jnp.asarray(x) for key, x in p.items()}
 
 
-def _rounded(x: float) -> float:
-    return float(f"{x:.3g}")
+def _rounded(x: SupportsFloat) -> float:
+    return float(f"{float(x):.3g}")

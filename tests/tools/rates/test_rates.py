@@ -131,9 +131,41 @@ def test_a_users_file_that_holds_no_rates_is_ignored_and_kept(tmp_path, monkeypa
     assert file.read_text() == text
 
 
-def test_rates_that_are_no_numbers_are_refused():
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "fast"}, {"host": True}, {"host": [1]}, {"path": {}}, {"start": 1e306},
+        {"start": float("nan")}, {"tile": {"64": -1.0}}, {"tile": 1.0}, {"host_times": []},
+        {"megabyte": 0}, {"block": 10**400},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rates_that_are_no_numbers_are_refused(wrong):
     rate = next(iter(_packaged().rates.values())).to_json()
-    with pytest.raises(ValueError, match="expected numbers"):
-        Rate.from_json(rate | {"host": "fast"})
-    with pytest.raises(ValueError, match="expected numbers"):
-        Rate.from_json(rate | {"tile": {"64": -1.0}})
+    with pytest.raises(ValueError, match="expected (a number|numbers)"):
+        Rate.from_json(rate | wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"processors": 0}, {"processors": "132"}, {"rates": []}, {"rates": {"cudnn": []}},
+        {"arch": "\x1b[31m"}, {"arch": ["sm90"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_users_file_with_wrong_fields_is_said_and_ignored(tmp_path, monkeypatch, caplog, wrong):
+    content = json.loads(text_of((_packaged(),)))
+    content["devices"]["NVIDIA H200"] |= wrong
+    file = tmp_path / "rates.json"
+    file.write_text(json.dumps(content))
+    monkeypatch.setenv(FILE, str(file))
+    assert known_rates.rates_for(H200) == _packaged()
+    assert "no rates are read" in caplog.text
+
+
+def test_other_products_are_never_taken_for_a_measured_one():
+    for name in ("NVIDIA H20", "NVIDIA H2000", "NVIDIA", ""):
+        found = known_rates.rates_for(replace(H200, name=name))
+        assert found is not None and "not here" in found.measured_on(replace(H200, name=name))
+    assert "not here" not in _packaged().measured_on(H200)

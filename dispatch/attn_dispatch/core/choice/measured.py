@@ -15,6 +15,7 @@ from importlib import resources
 
 from attn_dispatch.call.options import Wanted
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.choice.rates import is_same_product
 from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.devices.device import Device
 
@@ -35,7 +36,8 @@ def measured_times(
       is_step: whether the backward pass follows.
       is_alone: whether the call is all of its program.
     """
-    cells = next((x for name, x in _cells().items() if name.startswith(device.name)), None)
+    same = (x for name, x in _cells().items() if is_same_product(name, device.name))
+    cells = next(same, None)
     if not cells or (found := cells.get(digest_of(forward))) is None:
         return {}
     name = "step" if is_step else "forward"

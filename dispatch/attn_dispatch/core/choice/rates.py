@@ -7,12 +7,13 @@ tests/scripts/fit_rates.py. Those of a user's own device are in a file of the us
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading
@@ -22,8 +23,12 @@ FILE = "ATTN_DISPATCH_RATES"
 """The environment variable that names the user's file; "off" reads none."""
 
 _MAX_BYTES = 2**22
+_MOST = 1e6
+"""No rate is a second for one unit of what a call consists of."""
 
 Numbers = Mapping[str, float]
+
+_log = logging.getLogger("attn_dispatch")
 
 
 @dataclass(frozen=True)
@@ -68,20 +73,28 @@ class Rate:
         """A rate of a file.
 
         Raises:
-          ValueError: a field is missing, or no number.
+          ValueError: a field is missing, or is not what it should be.
         """
-        values: dict[str, Any] = {x.name: found[x.name] for x in fields(Rate) if x.name in found}
-        tables = [cast("dict[str, object]", x) for x in values.values() if isinstance(x, dict)]
-        alone = [x for x in values.values() if not isinstance(x, dict)]
-        values["traits"] = tuple(values.get("traits", ()))
-        alone = [x for x in alone if not isinstance(x, list)]
-        if not all(map(_is_number, (*alone, *(y for x in tables for y in x.values())))):
-            raise ValueError(f"expected numbers from 0 to 1e9 in a rate, got {values}")
+        values: dict[str, Any] = {}
+        for x in fields(Rate):
+            value = found.get(x.name, {} if x.default is MISSING else x.default)
+            if x.name == "traits":
+                value = tuple(map(str, value))
+            elif x.type == "Numbers":
+                if not isinstance(value, dict):
+                    raise ValueError(f"{x.name}: expected numbers by name, got {value!r:.80}")
+                value = {str(k): _number(y, x.name) for k, y in value.items()}
+            else:
+                value = _number(value, x.name)
+            values[x.name] = value
         return Rate(**values)
 
 
-def _is_number(x: object) -> bool:
-    return isinstance(x, int | float) and 0 <= x < 1e9
+def _number(x: object, name: str) -> float:
+    is_number = isinstance(x, int | float) and not isinstance(x, bool)
+    if not is_number or not 0 < x < _MOST:
+        raise ValueError(f"{name}: expected a number above 0 and below {_MOST:g}, got {x!r:.80}")
+    return float(x)
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ class DeviceRates:
 
     def measured_on(self, device: Device) -> str:
         """Where the rates were measured, for people who read about a call on this device."""
-        if self.name.startswith(device.name):
+        if is_same_product(self.name, device.name):
             return f"measured on {self.name}"
         return f"measured on {self.name}, not here; `attn-dispatch tune --rates` measures here"
 
@@ -128,14 +141,19 @@ PUBLIC_REPORTS: Mapping[str, Report] = {
 }
 
 
+def is_same_product(name: str, other: str) -> bool:
+    """Whether two devices are the same product: "NVIDIA H100 80GB HBM3" is an "NVIDIA H100"."""
+    words = name.split()[:2], other.split()[:2]
+    return words[0] == words[1] and len(words[0]) == 2
+
+
 def rates_for(device: Device) -> DeviceRates | None:
     """The rates of this device, else of a measured one of the same architecture, if there is one.
 
     Rates that the user measured on such a device come before those of the package.
     """
     known = (*_users(), *_packaged())
-    # "NVIDIA H100", a target, stands for "NVIDIA H100 80GB HBM3".
-    named = [x for x in known if x.name.startswith(device.name)]
+    named = [x for x in known if is_same_product(x.name, device.name) and x.arch == device.arch]
     alike = [x for x in known if x.arch == device.arch]
     return next(iter((*named, *alike)), None)
 
@@ -161,7 +179,9 @@ def _users() -> tuple[DeviceRates, ...]:
 def _read(file: Path, *_: int) -> tuple[DeviceRates, ...]:
     try:
         return devices_of(reading.json_file(file, _MAX_BYTES, is_kept=True))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        kind, text = type(error).__name__, str(error)[:200]
+        _log.warning("%s: no rates are read: %s: %r", file, kind, text)
         return ()
 
 
@@ -176,20 +196,23 @@ def devices_of(file: Mapping[str, Any]) -> tuple[DeviceRates, ...]:
     Raises:
       ValueError, KeyError, TypeError: the file is none.
     """
-    return tuple(
-        DeviceRates(
-            name,
-            x["arch"],
-            x["processors"],
-            {
-                (implementation, direction): Rate.from_json(rate)
-                for implementation, passes in x["rates"].items()
-                for direction, rate in passes.items()
-            },
-            tuple(x["sources"]),
+    return tuple(_device(name, x) for name, x in file["devices"].items())
+
+
+def _device(name: str, found: Mapping[str, Any]) -> DeviceRates:
+    arch, processors = found["arch"], found["processors"]
+    are_texts = all(isinstance(x, str) and x.isprintable() and len(x) < 100 for x in (name, arch))
+    if not are_texts or type(processors) is not int or not 0 < processors < 10_000:
+        raise ValueError(
+            f"expected a device's name, arch and number of processors, got {name!r:.80}, "
+            f"{arch!r:.80} and {processors!r:.80}"
         )
-        for name, x in file["devices"].items()
-    )
+    rates = {
+        (implementation, direction): Rate.from_json(rate)
+        for implementation, passes in found["rates"].items()
+        for direction, rate in passes.items()
+    }
+    return DeviceRates(name, arch, processors, rates, tuple(map(str, found["sources"])))
 
 
 def text_of(devices: tuple[DeviceRates, ...]) -> str:

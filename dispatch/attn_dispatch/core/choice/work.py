@@ -33,6 +33,9 @@ _FILLED = 0.85
 _SAMPLED_ROWS, _SAMPLED_TILES = 32, 512
 """Rows of tiles, and the tiles of each, at which a mask_mod is evaluated: evenly spaced ones."""
 
+_MOST_BLOCKS = 4096
+"""Blocks of queries that are counted one by one; of more, so many stand for all."""
+
 _INSIDE = np.array((0, 43, 86, TILE - 1))
 """Places of a tile's rows and columns at which a mask_mod is evaluated."""
 
@@ -76,7 +79,7 @@ def work_of(spec: AttentionSpec) -> Work:
     heads = spec.batch * spec.num_heads
     uneven = _UNEVEN if spec.is_packed and rows > 1 else 1.0
     filled = _FILLED if spec.has_lengths and not spec.is_paged and spec.seq_len_q > 1 else 1.0
-    total = heads * rows * float(counts.sum()) * uneven * filled
+    total = heads * rows * float(counts.mean()) * _count(queries) * uneven * filled
     share = _mod_share(spec)
     every = heads * _count(spec.seq_len_q) * _count(spec.seq_len_kv)
     by_keys = spec.is_backward
@@ -87,7 +90,7 @@ def work_of(spec: AttentionSpec) -> Work:
         tiles=total,
         listed=total * share,
         every=float(every),
-        in_band=heads * float(in_band.sum()),
+        in_band=heads * float(in_band.mean()) * _count(spec.seq_len_q),
         longest=longest,
         longest_listed=max(longest * share, 1.0),
         blocks=float(heads * rows * _count(launched)),
@@ -121,10 +124,11 @@ def _count(length: int) -> int:
 def _tiles_in_band(spec: AttentionSpec, queries: int, keys: int) -> np.ndarray:
     """For each block of queries of a sequence, how many tiles of keys its band leaves.
 
-    The last block and the last tile count by the rows that they have.
+    Of more than _MOST_BLOCKS blocks, some stand for all.
     """
     left, right = _band(spec)
-    first = np.arange(0, queries, TILE)
+    count = _count(queries)
+    first = TILE * _places(count, _MOST_BLOCKS)
     last = np.minimum(first + TILE, queries) - 1
     offset = static_offset(spec)
     if offset is None:
@@ -169,10 +173,14 @@ def _share(
 ) -> float:
     """The share of the band's tiles in which a mask_mod may attend, from a sample of them."""
     tiles = _places(_count(queries), _SAMPLED_ROWS), _places(_count(keys), _SAMPLED_TILES)
-    t, s = ((x[:, None] * TILE + _INSIDE).reshape(-1).astype(np.int32) for x in tiles)
+    # Positions beyond int32 are the same to a mask: no array of them fits a device.
+    t, s = (
+        np.minimum((x[:, None] * TILE + _INSIDE).reshape(-1), 2**31 - 1).astype(np.int32)
+        for x in tiles
+    )
     zero = np.int32(0)
     may = may_attend(program, zero, zero, t[:, None], s[None])
-    distance = s[None] - t[:, None]
+    distance = s[None].astype(np.int64) - t[:, None]
     left, right = band
     seen = (t[:, None] < queries) & (s[None] < keys)
     seen = seen & (True if left is None else distance >= -left)

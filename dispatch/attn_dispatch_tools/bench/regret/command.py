@@ -8,11 +8,13 @@ import os
 from pathlib import Path
 
 from attn_dispatch import fa4, flash
+from attn_dispatch.text import counted
 from attn_dispatch_tools.bench.regret.draws import drawn
 from attn_dispatch_tools.bench.regret.run import save, timed_rows
 from attn_dispatch_tools.bench.regret.summary import regrets, table
 from attn_dispatch_tools.bench.regret.timed_call import TimedCall
 from attn_dispatch_tools.reports.environment import environment, file_name
+from attn_dispatch_tools.terminal.number_arguments import positive
 
 _SECONDS = 0.01
 """The default length of one measurement."""
@@ -22,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a regret run to those of `bench`."""
     group = parser.add_argument_group("regret")
     group.add_argument(
-        "--regret", type=int, metavar="N",
-        help="draw N calls of every kind, time each implementation that can run each, and print "
+        "--regret", type=positive(int), metavar="N",
+        help="draw N calls, of every kind in turn, time each implementation that can run each, and print "
         "the default's time over the best one's",
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the draws")
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-peers", action="store_true", help="leave out jax.nn and tokamax as further columns"
     )
     group.add_argument(
-        "--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2), metavar="N",
+        "--processes", type=positive(int), default=max(1, (os.cpu_count() or 2) // 2), metavar="N",
         help="processes that compile (default: half of the cores)",
     )  # fmt: skip
 
@@ -49,19 +51,34 @@ def is_asked(args: argparse.Namespace) -> bool:
     return args.regret is not None or args.regret_of is not None
 
 
+def _calls_in(file: Path) -> list[TimedCall]:
+    """The calls of a report.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it is no report.
+    """
+    try:
+        rows = json.loads(file.read_text())
+        return [TimedCall.from_json(x) for x in rows.get("calls") or rows["cells"]]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"--regret-of: expected a report of `bench --regret`, got {file}"
+        ) from error
+
+
 def run(args: argparse.Namespace, folder: Path) -> None:
     """Time the calls, save the report after each, and print the summary."""
     if args.regret_of is not None:
-        rows = json.loads(args.regret_of.read_text())
-        calls = [TimedCall.from_json(x) for x in rows.get("calls") or rows["cells"]]
-        calls = calls[: args.regret]
+        calls = _calls_in(args.regret_of)[: args.regret]
     else:
         calls = drawn(args.regret, args.seed, args.kinds or ["*"])
     facts = environment()
     facts |= {"extras": dict(x for x in (flash.version(), fa4.version()) if x is not None)}
     facts |= {"seed": args.seed if args.regret_of is None else args.regret_of.name}
+    extras = "".join(f"{name} {version}, " for name, version in facts["extras"].items())
     path = folder / f"{file_name(f'regret_{args.seed}', facts)}.json"
-    print(f"{facts['device']}, {facts['extras']}, cuDNN {facts['cudnn']}; {len(calls)} calls")
+    print(f"{facts['device']}, {extras}cuDNN {facts['cudnn']}; {counted(len(calls), 'call')}")
     found = []
     for row in timed_rows(
         calls,

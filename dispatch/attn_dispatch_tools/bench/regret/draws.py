@@ -82,7 +82,7 @@ def _full(draw: _Draw) -> TimedCall:
 
 def _window(draw: _Draw) -> TimedCall:
     sizes = draw.sizes()
-    options = _CAUSAL | {"local_window_size": list(draw.window(sizes["t"]))}
+    options: dict[str, Any] = _CAUSAL | {"local_window_size": list(draw.window(sizes["t"]))}
     return TimedCall("window", call_of(**sizes, **options))
 
 
@@ -93,7 +93,7 @@ def _small(draw: _Draw) -> TimedCall:
 
 def _latent(draw: _Draw) -> TimedCall:
     sizes = draw.sizes(dims=(192,))
-    options = {} if draw.dice.is_one_in(4) else _CAUSAL
+    options: dict[str, Any] = {} if draw.dice.is_one_in(4) else _CAUSAL
     return TimedCall("192/128", call_of(**sizes, v=128, **options))
 
 
@@ -104,7 +104,7 @@ def _wide(draw: _Draw) -> TimedCall:
 
 def _sinks(draw: _Draw) -> TimedCall:
     sizes = draw.sizes(dims=(64, 64, 128))
-    options = _CAUSAL | {"sinks": array("float32", sizes["n"])}
+    options: dict[str, Any] = _CAUSAL | {"sinks": array("float32", sizes["n"])}
     if draw.dice.is_one_in(2):
         options["local_window_size"] = list(draw.window(sizes["t"]))
     return TimedCall("sinks", call_of(**sizes, **options))
@@ -194,7 +194,7 @@ def _mask_array(draw: _Draw) -> TimedCall:
 def _with_ids(draw: _Draw, kind: str) -> tuple[TimedCall, int]:
     sizes = draw.sizes((512, 1024, 2048, 3000, 4096, 8192, 16384), (64, 128, 128, 256))
     count = draw.dice.one_of([x for x in (2, 4, 8, 16, 32) if 32 * x <= sizes["t"]])
-    ids = {"query_segment_ids": array("int32", sizes["b"], sizes["t"])}
+    ids: dict[str, Any] = {"query_segment_ids": array("int32", sizes["b"], sizes["t"])}
     call = call_of(**sizes, **_CAUSAL, **ids)
     return TimedCall(kind, call, draw.lengths(sizes["t"], count)), count
 
@@ -228,7 +228,7 @@ def _ragged(draw: _Draw) -> TimedCall:
 def _lengths(draw: _Draw) -> TimedCall:
     sizes = draw.sizes((512, 1024, 2048, 4096, 8192), (64, 128, 128, 256))
     lengths = tuple(draw.dice.between(sizes["t"] // 4, sizes["t"]) for _ in range(sizes["b"]))
-    options = {"key_value_seq_lengths": array("int32", sizes["b"])}
+    options: dict[str, Any] = {"key_value_seq_lengths": array("int32", sizes["b"])}
     if draw.dice.is_one_in(2):
         options["query_seq_lengths"] = "key_value_seq_lengths"
     causal = {} if draw.dice.is_one_in(2) else _CAUSAL

@@ -21,7 +21,10 @@ _JAX_NN = frozenset((
 class RegretPeer(Protocol):
     """A package that is called directly."""
 
-    NAME: str
+    @property
+    def NAME(self) -> str:
+        """The column's name."""
+        ...
 
     def program(self, call: TimedCall, direction: str) -> Callable[..., Any] | None:
         """The function of out_grad and the call's distinct arrays; None if it cannot express it."""
