@@ -236,7 +236,6 @@ _ANY = {
     "__init__.py": "a public name of the package, whatever it is",
     "console.py": "rich's console, which need not be installed",
     "call_steps.py": "the results of a public call, an array or a tuple of arrays",
-    "core/choice/measured.py": "the JSON of measured calls",
     "core/choice/rates.py": "the JSON of measured rates",
     "core/inlined_module.py": "MLIR's operations",
     "core/jax_compat.py": "MLIR's values",
@@ -267,7 +266,7 @@ def test_only_the_listed_files_use_any():
 
 
 _ANY_IN_TOOLS = {
-    "bench": (92, "other packages' modules, compiled programs, and the JSON of calls and reports"),
+    "bench": (97, "other packages' modules, compiled programs, and the JSON of calls and reports"),
     "pictures": (16, "arguments under names that options give, and Matplotlib"),
     "rates": (4, "the JSON of measured calls"),
     "reports": (4, "the JSON of a report, Matplotlib, and CUDA's devices"),

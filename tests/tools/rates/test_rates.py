@@ -142,7 +142,7 @@ def test_a_users_file_that_holds_no_rates_is_ignored_and_kept(tmp_path, monkeypa
 )  # fmt: skip
 def test_rates_that_are_no_numbers_are_refused(wrong):
     rate = next(iter(_packaged().rates.values())).to_json()
-    with pytest.raises(ValueError, match="expected (a number|numbers)"):
+    with pytest.raises(ValueError, match=r"expected (a number|numbers)"):
         Rate.from_json(rate | wrong)
 
 

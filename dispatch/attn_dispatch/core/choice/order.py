@@ -10,7 +10,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.choice.measured import Times, measured_times
 from attn_dispatch.core.choice.rates import PUBLIC_REPORTS, DeviceRates, rates_for
-from attn_dispatch.core.choice.time_model import XLA_MARGIN, Prediction, predicted
+from attn_dispatch.core.choice.time_model import XLA_LEAST, XLA_MARGIN, Prediction, predicted
 from attn_dispatch.core.choice.work import work_of
 from attn_dispatch.core.eligibility import reasons_and_chain
 from attn_dispatch.devices.device import Device
@@ -65,7 +65,7 @@ def ranking(
     kernels = [x for x in expected if x.PLATFORM and x.NAME in times]
     first = sorted(kernels, key=lambda x: times[x.NAME])
     for xla in (x for x in expected if x.PLATFORM is None and x.NAME in times):
-        slower = [x for x in first if times[x.NAME] >= XLA_MARGIN * times[xla.NAME]]
+        slower = [x for x in first if _is_beaten(times[x.NAME], times[xla.NAME])]
         # Only where every kernel that would run the call is slower is the question worth asking.
         if slower and _may_replace_kernels(xla, slower, spec, device):
             first.insert(len(first) - len(slower), xla)
@@ -75,6 +75,15 @@ def ranking(
     basis = f"{how}, {rates.measured_on(device)}"
     basis += f"; assumed: {assumed}" if assumed else ""
     return Ranking((*first, *others), predictions, basis)
+
+
+def _is_beaten(kernel: float, xla: float) -> bool:
+    """Whether XLA's time is enough better than a kernel's to take its place.
+
+    Among other operations a few microseconds are not worth it: there, launches cost nothing.
+    """
+    is_alone = settings.current().is_alone
+    return kernel >= XLA_MARGIN * xla and (is_alone or kernel - xla >= XLA_LEAST)
 
 
 def _measured(spec: AttentionSpec, device: Device) -> Times:

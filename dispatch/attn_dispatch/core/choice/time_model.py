@@ -54,6 +54,9 @@ def predicted(rates: DeviceRates, implementation: str, spec: AttentionSpec) -> P
 XLA_MARGIN = 1.1
 """XLA comes before kernels that are predicted to take this many times its time."""
 
+XLA_LEAST = 10.0
+"""The microseconds that XLA must save as well, if other operations are in the program."""
+
 
 def _device_time(
     rate: Rate,

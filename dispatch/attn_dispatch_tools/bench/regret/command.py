@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("regret")
     group.add_argument(
         "--regret", type=positive(int), metavar="N",
-        help="draw N calls, of every kind in turn, time each implementation that can run each, and print "
+        help="draw N calls, of every kind in turn, time each implementation that can run each, "
+        "and print "
         "the default's time over the best one's",
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the draws")
