@@ -91,10 +91,9 @@ class Rate:
 
 
 def _number(x: object, name: str) -> float:
-    is_number = isinstance(x, int | float) and not isinstance(x, bool)
-    if not is_number or not 0 < x < _MOST:
-        raise ValueError(f"{name}: expected a number above 0 and below {_MOST:g}, got {x!r:.80}")
-    return float(x)
+    if isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < _MOST:
+        return float(x)
+    raise ValueError(f"{name}: expected a number above 0 and below {_MOST:g}, got {x!r:.80}")
 
 
 @dataclass(frozen=True)

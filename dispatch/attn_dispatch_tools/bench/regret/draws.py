@@ -69,7 +69,7 @@ def array(dtype: str, *shape: int) -> str:
 
 
 _CAUSAL: dict[str, Any] = {"is_causal": True}
-_BOTTOM_RIGHT = _CAUSAL | {"causal_alignment": "bottom_right"}
+_BOTTOM_RIGHT: dict[str, Any] = _CAUSAL | {"causal_alignment": "bottom_right"}
 
 
 def _causal(draw: _Draw) -> TimedCall:
@@ -243,7 +243,8 @@ def _cross(draw: _Draw) -> TimedCall:
 def _prefill(draw: _Draw) -> TimedCall:
     sizes = draw.sizes((256, 512, 1024, 2048), (64, 128, 128, 256))
     s = sizes["t"] * draw.dice.one_of((2, 4, 8))
-    return TimedCall("prefill", call_of(**sizes, s=s, **_BOTTOM_RIGHT), is_training=False)
+    options: dict[str, Any] = {**_BOTTOM_RIGHT}
+    return TimedCall("prefill", call_of(**sizes, s=s, **options), is_training=False)
 
 
 def _decode(draw: _Draw) -> TimedCall:
