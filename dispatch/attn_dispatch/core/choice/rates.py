@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading
@@ -83,7 +83,8 @@ class Rate:
             elif x.type == "Numbers":
                 if not isinstance(value, dict):
                     raise ValueError(f"{x.name}: expected numbers by name, got {value!r:.80}")
-                value = {str(k): _number(y, x.name) for k, y in value.items()}
+                numbers = cast("dict[object, object]", value)
+                value = {str(k): _number(y, x.name) for k, y in numbers.items()}
             else:
                 value = _number(value, x.name)
             values[x.name] = value
