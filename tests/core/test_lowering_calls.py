@@ -7,8 +7,9 @@ import pytest
 from tests.scripts.lowering_calls import FUNCTIONS, Entered, entered
 from tests.support.backend import needs_cudnn
 
-BOUNDS = {"forward": (30, 690), "training": (34, 1400)}
-"""Upper bounds: (files entered, functions called). Without cached facts: (44, 1,988) forward,
+BOUNDS = {"forward": (38, 860), "training": (41, 2300)}
+"""Upper bounds: (files entered, functions called). Predicting times of both passes for two
+implementations takes some 130 calls forward, and 600 in training. Without cached facts: (44, 1,988) forward,
 (46, 4,426) in training."""
 
 

@@ -98,9 +98,9 @@ class Explanation:
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
             f"chosen    {self._chosen}",
+            *planner_lines(self.missing_planner, width),
             *(wrapped("alone     ", self.alone) if self.alone else []),
             *(wrapped("order     ", self.basis) if self.basis else []),
-            *planner_lines(self.missing_planner, width),
         ]
         if self.share is not None and self.share.strategies:
             lines += [

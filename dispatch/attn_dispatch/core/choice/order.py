@@ -54,7 +54,7 @@ def ranking(
     if not _has_rates(spec):
         return Ranking(tuple(implementations), {})
     if (rates := rates_for(device)) is None:
-        return _unmeasured(implementations, device)
+        return _unmeasured(implementations, device, is_expected)
     expected = [x for x in implementations if is_expected(x, device)]
     predictions = _predictions(rates, expected, spec)
     times = _deciding_times(predictions, rates, expected, spec)
@@ -136,11 +136,17 @@ def _other_pass(spec: AttentionSpec) -> AttentionSpec | None:
     return AttentionSpec(options, spec.operands[: len(options.operands)])
 
 
-def _unmeasured(implementations: Sequence[Implementation], device: Device) -> Ranking:
+def _unmeasured(
+    implementations: Sequence[Implementation], device: Device, is_expected: IsExpected
+) -> Ranking:
     """The order for a device without rates: as it is, but for what others reported."""
     if (report := PUBLIC_REPORTS.get(device.arch)) is None:
         return Ranking(tuple(implementations), {})
-    order = sorted(implementations, key=lambda x: x.NAME != report.first)
+
+    def is_later(x: Implementation) -> bool:
+        return x.NAME != report.first or not is_expected(x, device)
+
+    order = sorted(implementations, key=is_later)
     return Ranking(tuple(order), {}, f"not measured here; {report.source}")
 
 
