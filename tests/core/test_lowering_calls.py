@@ -8,9 +8,9 @@ from tests.scripts.lowering_calls import FUNCTIONS, Entered, entered
 from tests.support.backend import needs_cudnn
 
 BOUNDS = {"forward": (38, 860), "training": (41, 2300)}
-"""Upper bounds: (files entered, functions called). Predicting times of both passes for two
-implementations takes some 130 calls forward, and 600 in training. Without cached facts: (44, 1,988) forward,
-(46, 4,426) in training."""
+"""Upper bounds: (files entered, functions called). Predicting the times of both passes for two
+implementations takes some 130 calls forward, and 600 in training. Without cached facts:
+(44, 1,988) forward, (46, 4,426) in training."""
 
 
 @pytest.fixture(scope="module", params=FUNCTIONS)
