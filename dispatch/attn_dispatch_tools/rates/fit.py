@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.core.choice.rates import Rate
+from attn_dispatch.core.choice.time_model import SHARPNESS
 from attn_dispatch.core.choice.traits import HEAD_DIMS, TRAITS
 from attn_dispatch_tools.rates.observations import NAMES, Observations
 
@@ -20,7 +21,6 @@ Parameters = dict[str, jax.Array]
 _STEPS, _LEARNING_RATE = 5000, 0.03
 _PRIOR = 2e-5
 """The weight of the distance from the rates that the fit starts from."""
-_SHARPNESS = 6.0
 _BEND = 0.1
 """Errors of a logarithm above this count linearly, so that a wrong measurement weighs little."""
 _SHARED = 0.2
@@ -85,7 +85,7 @@ def predictions(p: Parameters, x: Mapping[str, jax.Array]) -> jax.Array:
     host, device = _pass_times(p, x, 0)
     others = _pass_times(p, x, 1)
     host, device = host + x["is_step"] * others[0], device + x["is_step"] * others[1]
-    wall = (host**_SHARPNESS + device**_SHARPNESS) ** (1 / _SHARPNESS)
+    wall = (host**SHARPNESS + device**SHARPNESS) ** (1 / SHARPNESS)
     return jnp.where(x["is_device"] > 0, device, wall)
 
 

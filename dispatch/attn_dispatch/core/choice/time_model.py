@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attn_dispatch.call.spec import AttentionSpec
@@ -11,7 +10,7 @@ from attn_dispatch.core.choice.rates import DeviceRates, Rate
 from attn_dispatch.core.choice.traits import head_dims_of, traits_of
 from attn_dispatch.core.choice.work import Work, work_of
 
-_SHARPNESS = 6.0
+SHARPNESS = 6.0
 """How sharply the longer of host and device decides: in a loop one waits for the other."""
 
 
@@ -35,7 +34,7 @@ class Prediction:
 
 def together(host: float, device: float) -> float:
     """The time per call in a loop, where the host launches while the device computes."""
-    return float((host**_SHARPNESS + device**_SHARPNESS) ** (1 / _SHARPNESS))
+    return float((host**SHARPNESS + device**SHARPNESS) ** (1 / SHARPNESS))
 
 
 def predicted(rates: DeviceRates, implementation: str, spec: AttentionSpec) -> Prediction | None:
@@ -46,7 +45,7 @@ def predicted(rates: DeviceRates, implementation: str, spec: AttentionSpec) -> P
         return None
     work = work_of(spec)
     return Prediction(
-        rate.host * _product(rate.host_times.get(x, 1.0) for x in traits),
+        rate.host * math.prod(rate.host_times.get(x, 1.0) for x in traits),
         _device_time(rate, work, traits, rate.tile[dims], implementation, rates.processors),
     )
 
@@ -67,8 +66,8 @@ def _device_time(
     processors: int,
 ) -> float:
     tiles, longest = tiles_of(work, traits, implementation)
-    tile *= _product(rate.tile_times.get(x, 1.0) for x in traits)
-    path = rate.path * _product(rate.path_times.get(x, 1.0) for x in traits)
+    tile *= math.prod(rate.tile_times.get(x, 1.0) for x in traits)
+    path = rate.path * math.prod(rate.path_times.get(x, 1.0) for x in traits)
     blocks = rate.block * work.blocks / processors
     wave = rate.wave * last_wave(tiles, work.blocks, processors)
     of_bytes = 1 + sum(rate.megabyte_plus.get(x, 0.0) for x in traits)
@@ -105,7 +104,3 @@ def last_wave(tiles: float, blocks: float, processors: int) -> float:
     """
     idle = math.ceil(blocks / processors) - blocks / processors
     return idle * tiles / max(blocks, 1.0)
-
-
-def _product(factors: Iterable[float]) -> float:
-    return math.prod(factors)

@@ -114,7 +114,8 @@ def _sequences(spec: AttentionSpec) -> tuple[float, int, int, str]:
     most = max(min(most, queries), 1)
     longest = spec.longest_sequences
     of_each = -(-queries // most), -(-keys // most)
-    return most, min(of_each[0], longest[0]), min(of_each[1], longest[1]), assumed
+    queries, keys = (max(min(x), 1) for x in zip(of_each, longest, strict=True))
+    return most, queries, keys, assumed
 
 
 def _count(length: int) -> int:
