@@ -20,6 +20,7 @@ from unittest import mock
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.bench import command as bench_command
+from attn_dispatch_tools.bench.regret import command as regret_command
 from attn_dispatch_tools.build_aiter import command as build_command
 from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_fa4 import command as compile_command
@@ -181,6 +182,8 @@ def _without_work() -> Iterator[None]:
         for module, function, instead in (
             (verify_command, "run", started),
             (bench_command, "present", started),
+            (regret_command, "drawn", started),
+            (regret_command, "timed_rows", started),
             (tune_command, "_tune_script", started),
             (tune_command.contest, "tune", lambda *_: None),
             (build_command, "build", not_built),

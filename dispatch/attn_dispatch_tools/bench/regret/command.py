@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
 from attn_dispatch import fa4, flash
+from attn_dispatch.files import reading
 from attn_dispatch.text import counted
 from attn_dispatch_tools.bench.regret.draws import drawn
 from attn_dispatch_tools.bench.regret.run import save, timed_rows
@@ -56,11 +56,11 @@ def _calls_in(file: Path) -> list[TimedCall]:
     """The calls of a report.
 
     Raises:
-      OSError: the file cannot be read.
+      OSError: the file cannot be read, or is too large for a report.
       ValueError: it is no report.
     """
     try:
-        rows = json.loads(file.read_text())
+        rows = reading.json_file(file)
         return [TimedCall.from_json(x) for x in rows.get("calls") or rows["cells"]]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(
