@@ -67,6 +67,19 @@ def test_listed_tiles_of_a_mask_mod_are_those_that_it_leaves(name: str, length: 
     assert work_of(spec).listed == pytest.approx(4 * tiles_with(pairs), rel=0.1)
 
 
+def test_a_mask_mod_of_each_head_is_evaluated_at_several_heads():
+    """Every other head has a window, the others see every key before the query."""
+    length, heads = 4096, 8
+
+    def alternating(b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        return (s <= t) & ((n % 2 == 0) | (t - s < 256))
+
+    work = work_of(call(length, length, heads, mask_mod=alternating))
+    t, s = np.indices((length, length))
+    expected = sum(tiles_with((s <= t) & ((n % 2 == 0) | (t - s < 256))) for n in range(heads))
+    assert work.listed == pytest.approx(2 * expected, rel=0.1)
+
+
 def test_what_a_mask_mod_reads_from_arrays_is_assumed_to_allow_pairs():
     ends = jnp.array([300, 700])
     program = call(

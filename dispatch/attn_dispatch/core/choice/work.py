@@ -7,6 +7,7 @@ What only arrays hold is taken to be the worst that is likely.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ import numpy as np
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.key_ranges import key_range
 from attn_dispatch.programs.numpy_values import may_attend
-from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.programs.program import ModProgram, axes_of
 from attn_dispatch.semantics.diagonal import static_offset
 
 TILE = 128
@@ -170,17 +171,22 @@ def _pair_megabytes(spec: AttentionSpec) -> float:
 
 @lru_cache(maxsize=1024)
 def _share(
-    program: ModProgram, queries: int, keys: int, band: tuple[int | None, int | None]
+    program: ModProgram,
+    queries: int,
+    keys: int,
+    band: tuple[int | None, int | None],
+    rows: tuple[int, int],
 ) -> float:
-    """The share of the band's tiles in which a mask_mod may attend, from a sample of them."""
+    """The share of the band's tiles in which a mask_mod may attend, from a sample of them.
+
+    `rows` are batch rows and heads.
+    """
     tiles = _places(_count(queries), _SAMPLED_ROWS), _places(_count(keys), _SAMPLED_TILES)
     # Positions beyond int32 are the same to a mask: no array of them fits a device.
     t, s = (
         np.minimum((x[:, None] * TILE + _INSIDE).reshape(-1), 2**31 - 1).astype(np.int32)
         for x in tiles
     )
-    zero = np.int32(0)
-    may = may_attend(program, zero, zero, t[:, None], s[None])
     distance = s[None].astype(np.int64) - t[:, None]
     left, right = band
     seen = (t[:, None] < queries) & (s[None] < keys)
@@ -191,7 +197,13 @@ def _share(
         shape = len(tiles[0]), len(_INSIDE), len(tiles[1]), len(_INSIDE)
         return np.asarray(x.reshape(shape).any((1, 3)))
 
-    return float(of_tiles(may & seen).sum() / max(of_tiles(seen).sum(), 1))
+    axes = axes_of(program)
+    places = (_ends(x) if axis in axes else [0] for axis, x in zip("bn", rows, strict=True))
+    allowed = [
+        of_tiles(may_attend(program, np.int32(b), np.int32(n), t[:, None], s[None]) & seen).sum()
+        for b, n in itertools.product(*places)
+    ]
+    return float(np.mean(allowed) / max(of_tiles(seen).sum(), 1))
 
 
 def _places(count: int, most: int) -> np.ndarray:
@@ -200,8 +212,14 @@ def _places(count: int, most: int) -> np.ndarray:
     return (2 * np.arange(wanted) + 1) * count // (2 * wanted)
 
 
+def _ends(count: int) -> list[int]:
+    """The first two and the last two numbers below `count`, for masks by halves or by parity."""
+    return sorted({x % count for x in (0, 1, -2, -1)})
+
+
 def _mod_share(spec: AttentionSpec) -> float:
     program = spec.meaning.mask_mod
     if program is None or spec.is_packed:
         return 1.0
-    return _share(program, spec.seq_len_q, spec.seq_len_kv, _band(spec))
+    rows = spec.batch, spec.num_heads
+    return _share(program, spec.seq_len_q, spec.seq_len_kv, _band(spec), rows)
