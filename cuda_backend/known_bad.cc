@@ -60,13 +60,12 @@ constexpr KnownBad kTable[] = {
      "a backward pass with the gradient of a bias, a head dim beyond 128 and a smaller value dim "
      "can write garbage into every gradient",
      "measured on an H200 with 9.19"},
-    {"one_query_lse_order", kFirst, 92799,
+    {"one_query_order", kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {
-       return !s.backward && s.deterministic && s.seq_len_q == 1 && !s.is_packed() &&
-              (s.needs_lse || s.needs_max);
+       return !s.backward && s.deterministic && s.seq_len_q == 1 && !s.is_packed();
      },
-     "the kernel that splits the keys of a single query adds up lse in another order from call to "
-     "call (not seen with 9.28)",
+     "the kernel that splits the keys of a single query adds its parts up in another order from "
+     "call to call (not seen with 9.28)",
      "measured on an H200 with 9.19"},
     {"bias_gradient_soft_cap", kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return s.needs_dbias && s.bends_scores; },

@@ -107,11 +107,12 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
             BACKWARD | BIAS | {"head_dim": 192, "head_dim_v": 112},
         ],
     ),
-    "one_query_lse_order": (
+    "one_query_order": (
         "sm90",
-        [FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": True}],
         [
-            FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": False},
+            FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": x} for x in (True, False)
+        ],
+        [
             FORWARD | {"seq_len_q": 1, "needs_lse": True},
             FORWARD | {"deterministic": True, "needs_lse": True},
         ],
