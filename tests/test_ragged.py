@@ -135,10 +135,16 @@ def test_a_sequence_that_is_too_long_alone_is_nan(longest):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"query": jnp.zeros((1, 12, 4, 8))}, "query: expected [T, N, H], got [1, 12, 4, 8]"),
+        (
+            {"query": jnp.zeros((1, 12, 4, 8))},
+            "query: expected [T, N, H], got [1, 12, 4, 8]; dot_product_attention takes batches",
+        ),
         ({"value": jnp.zeros((14, 6))}, "value: expected [S, K, V], got [14, 6]"),
         ({"cu_seqlens_q": None}, "cu_seqlens_q: expected an array of integers, got None"),
-        ({"cu_seqlens_q": jnp.zeros(5)}, "cu_seqlens_q: expected an integer dtype, got float32"),
+        (
+            {"cu_seqlens_q": jnp.zeros(5)},
+            "cu_seqlens_q: expected an integer dtype, got float32; pass whole numbers as int32",
+        ),
         (
             {"cu_seqlens_q": [0]},
             "cu_seqlens_q: expected shape [sequences + 1] for one sequence or more, got [1]",

@@ -358,7 +358,8 @@ def ragged_call(arguments: Arguments) -> Call:
     for name, (x, axes) in arrays.items():
         shape = [] if x is None else [*jnp.shape(x)]
         if len(shape) != 3:
-            raise ValueError(f"{name}: expected {axes}, got {shape}")
+            hint = "; dot_product_attention takes batches" if len(shape) == 4 else ""
+            raise ValueError(f"{name}: expected {axes}, got {shape}{hint}")
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
         if name not in given:
             raise ValueError(f"{name}: expected an array of integers, got None")

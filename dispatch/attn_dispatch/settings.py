@@ -23,6 +23,8 @@ from typing import Literal, ParamSpec, SupportsIndex, TypeVar, cast, get_args
 import jax
 import platformdirs
 
+from attn_dispatch.choices import check_choice
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -54,6 +56,10 @@ OFF = "off"
 FallbackPolicy = Literal["warn", "error", "silent"]
 ShardedDropout = Literal["own", "same"]
 ContextParallel = Literal["auto", "heads", "gather", "ring", "halo"]
+
+_POLICIES_ELSEWHERE = {"raise": "error", "ignore": "silent", "off": "silent", "none": "silent"}
+_STRATEGIES_ELSEWHERE = {"ulysses": "heads", "alltoall": "heads", "a2a": "heads", "p2p": "ring"}
+"""By what other libraries say, the name here."""
 
 ScratchLimit = int | float | Literal["off"] | None
 """Bytes, a share of the device's memory (a float up to 1), "off", or None, the default."""
@@ -196,21 +202,15 @@ def flag(name: str, default: str = "0") -> bool:
 
 
 def _checked_policy(policy: object, name: str = "fallback") -> FallbackPolicy:
-    if policy not in get_args(FallbackPolicy):
-        raise ValueError(f"{name}: expected one of {get_args(FallbackPolicy)}, got {policy!r}")
-    return cast("FallbackPolicy", policy)
+    return check_choice(name, policy, get_args(FallbackPolicy), _POLICIES_ELSEWHERE)
 
 
 def _checked_dropout(choice: object, name: str = "sharded_dropout") -> ShardedDropout:
-    if choice not in get_args(ShardedDropout):
-        raise ValueError(f"{name}: expected one of {get_args(ShardedDropout)}, got {choice!r}")
-    return cast("ShardedDropout", choice)
+    return check_choice(name, choice, get_args(ShardedDropout))
 
 
 def _checked_context(strategy: object, name: str = "context_parallel") -> ContextParallel:
-    if strategy not in get_args(ContextParallel):
-        raise ValueError(f"{name}: expected one of {get_args(ContextParallel)}, got {strategy!r}")
-    return cast("ContextParallel", strategy)
+    return check_choice(name, strategy, get_args(ContextParallel), _STRATEGIES_ELSEWHERE)
 
 
 def _checked_bool(wanted: object, name: str) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 from importlib import import_module
 
 from attn_dispatch._version import __version__
+from attn_dispatch.choices import did_you_mean
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal.ending import dying_of_interrupts, run_process, run_to_the_end
 from attn_dispatch_tools.terminal.help import Formatter
@@ -78,16 +78,14 @@ def _check_settings() -> None:
 def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Raise an error for a misspelt command, which names the nearest one."""
     if arguments and (name := arguments[0]) not in _COMMANDS and not name.startswith("-"):
-        near = difflib.get_close_matches(name, _COMMANDS, 1)
-        also = f"; did you mean {near[0]}?" if near else ""
-        whole.error(f"COMMAND: expected one of {', '.join(_COMMANDS)}; got {name!r}{also}")
+        meant = did_you_mean(name, _COMMANDS)
+        whole.error(f"COMMAND: expected one of {', '.join(_COMMANDS)}; got {name!r}{meant}")
 
 
 def _unknown(command: argparse.ArgumentParser, words: list[str]) -> None:
     """Raise an error for words that the command does not know, which names the nearest option."""
-    near = difflib.get_close_matches(words[0], _options(command), 1)
-    also = f"; did you mean {near[0]}?" if near else ""
-    command.error(f"unrecognized arguments: {' '.join(words)}{also}")
+    meant = did_you_mean(words[0], _options(command))
+    command.error(f"unrecognized arguments: {' '.join(words)}{meant}")
 
 
 def _options(command: argparse.ArgumentParser) -> list[str]:

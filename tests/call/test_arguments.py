@@ -23,6 +23,8 @@ def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 _EXPECTED_NORMAL = "expected a size from 1.18e-38 to 3.4e+38, the normal numbers of float32, got "
 
+_SCALED = ", multiplied by its scale if it has one"
+
 _REMEDY = "; for 0 and 1 pass mask != 0, and for numbers that are added to scores pass bias"
 
 _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
@@ -36,13 +38,24 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"query": Q.astype(int)}, "query: expected a floating dtype, got int32"),
     ({"query": Q.astype(np.complex64)}, "query: expected a floating dtype, got complex64"),
     ({"key": KV.astype(bool)}, "key: expected a floating dtype, got bool"),
-    ({"key": KV.astype(np.float16)}, "key: expected query's dtype float32, got float16"),
-    ({"value": KV.astype(jnp.bfloat16)}, "value: expected query's dtype float32, got bfloat16"),
+    ({"key": KV.astype(np.float16)},
+     "key: expected query's dtype float32, got float16; pass key.astype(query.dtype)"),
+    ({"value": KV.astype(jnp.bfloat16)},
+     "value: expected query's dtype float32, got bfloat16; pass value.astype(query.dtype)"),
+    ({"key": KV.astype(np.int8), "value": KV.astype(np.int8)},
+     f"key: expected a floating dtype, got int8; pass key.astype(query.dtype){_SCALED}"),
+    ({"key": KV.astype(jnp.float8_e4m3fn), "value": KV.astype(jnp.float8_e4m3fn)},
+     "key: expected query's dtype float32, got float8_e4m3fn; pass key.astype(query.dtype)"
+     + _SCALED),
     ({"key": KV.astype(jnp.bfloat16), "value": KV.astype(jnp.bfloat16)},
-     "query: expected key's and value's dtype bfloat16, got float32"),
+     "query: expected key's and value's dtype bfloat16, got float32; pass query.astype(key.dtype)"),
     ({"key": array(3, 5, 2, 8)}, "key: expected query's batch dims [2], got [3]"),
-    ({"key": array(1, 5, 2, 8)}, "key: expected query's batch dims [2], got [1]"),
-    ({"key": array(5, 2, 8)}, "key: expected query's batch dims [2], got []"),
+    *(
+        ({"key": array(*shape)},
+         f"key: expected query's batch dims [2], got {list(shape[:-3])}; to use it in each batch "
+         "row, pass jnp.broadcast_to(key, (2, 5, 2, 8))")
+        for shape in ((1, 5, 2, 8), (5, 2, 8))
+    ),
     ({"key": array(1, 2, 5, 2, 8)}, "key: expected query's batch dims [2], got [1, 2]"),
     ({"key": array(2, 5, 2, 7)}, "key: expected query's head dim 8, got 7"),
     ({"value": array(2, 6, 2, 8)},
@@ -78,17 +91,20 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
      "got [2, 4, 1, 3, 5]"),
     # lengths
     ({"query_seq_lengths": [1.0, 2.0]},
-     "query_seq_lengths: expected an integer dtype, got float32"),
+     "query_seq_lengths: expected an integer dtype, got float32; pass whole numbers as int32"),
     ({"key_value_seq_lengths": [True, False]},
      "key_value_seq_lengths: expected an integer dtype, got bool"),
     ({"query_seq_lengths": [1, 2, 3]},
      "query_seq_lengths: expected the batch dims [2], got [3]"),
     ({"key_value_seq_lengths": 4}, "key_value_seq_lengths: expected the batch dims [2], got []"),
+    ({"key_value_seq_lengths": array(2, 5, dtype=int)},
+     "key_value_seq_lengths: expected the batch dims [2], got [2, 5]; of a mask that is 1 before "
+     "the padding, pass its sum over the last axis"),
     ({"key_value_seq_lengths": [[4, 4]]},
      "key_value_seq_lengths: expected the batch dims [2], got [1, 2]"),
     # segment ids
     ({"query_segment_ids": array(2, 3), "key_value_segment_ids": array(2, 5, dtype=int)},
-     "query_segment_ids: expected an integer dtype, got float32"),
+     "query_segment_ids: expected an integer dtype, got float32; pass whole numbers as int32"),
     ({"query_segment_ids": array(2, 5, dtype=int), "key_value_segment_ids": array(2, 5, dtype=int)},
      "query_segment_ids: expected shape [2, 3], got [2, 5]"),
     ({"query_segment_ids": array(2, 3, dtype=int), "key_value_segment_ids": array(5, dtype=int)},
@@ -110,22 +126,25 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
         for number in (0, -1, 2.0, True, "many")
     ),
     # per head
-    ({"alibi_slopes": array(4, dtype=int)}, "alibi_slopes: expected a floating dtype, got int32"),
+    ({"alibi_slopes": array(4, dtype=int)},
+     "alibi_slopes: expected a floating dtype, got int32; pass float32"),
     ({"alibi_slopes": array(2)}, "alibi_slopes: expected shape [4] or [2, 4], got [2]"),
     ({"alibi_slopes": array(1, 4)}, "alibi_slopes: expected shape [4] or [2, 4], got [1, 4]"),
     ({"sinks": array(2, 2)}, "sinks: expected shape [4] or [2, 4], got [2, 2]"),
     ({"sinks": array()}, "sinks: expected shape [4] or [2, 4], got []"),
-    ({"sinks": array(4, dtype=bool)}, "sinks: expected a floating dtype, got bool"),
+    ({"sinks": array(4, dtype=bool)}, "sinks: expected a floating dtype, got bool; pass float32"),
     # dropout
     ({"dropout_rate": 0.1},
-     "dropout_key: expected a JAX PRNG key with dropout_rate=0.1, got None"),
+     "dropout_key: expected a JAX PRNG key with dropout_rate=0.1, got None; pass "
+     "jax.random.key(step), another one in each step and layer"),
     ({"dropout_rate": 1.0, "dropout_key": KEY}, "dropout_rate: expected 0 <= rate < 1, got 1.0"),
     ({"dropout_rate": -0.1}, "dropout_rate: expected 0 <= rate < 1, got -0.1"),
     ({"dropout_rate": float("nan")}, "dropout_rate: expected 0 <= rate < 1, got nan"),
     ({"dropout_rate": None}, "dropout_rate: expected a static number, got NoneType"),
     ({"dropout_rate": "half"}, "dropout_rate: expected a static number, got str"),
     ({"dropout_rate": 0.1, "dropout_key": 7},
-     "dropout_key: expected a single JAX PRNG key, got int32[]"),
+     "dropout_key: expected a single JAX PRNG key, got int32[]; from a seed, such as a step's "
+     "number, jax.random.key(seed) makes one"),
     ({"dropout_rate": 0.1, "dropout_key": array(2)},
      "dropout_key: expected a single JAX PRNG key, got float32[2]"),
     ({"dropout_rate": 0.1, "dropout_key": array(3, 2, dtype=np.uint32)},
@@ -133,7 +152,8 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"dropout_rate": 0.1, "dropout_key": array(3, dtype=np.uint32)},
      "dropout_key: expected the words of a key of JAX's default PRNG, got 3 words"),
     ({"dropout_rate": 0.1, "dropout_key": jax.random.split(KEY, 3)},
-     "dropout_key: expected a single key, got keys of shape (3,)"),
+     "dropout_key: expected a single key, got keys of shape (3,); pass one of them: it draws "
+     "another mask for each batch row and head"),
     # numbers
     ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
     ({"scale": float("inf")}, "scale: expected a finite number, got inf"),
@@ -170,15 +190,23 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     *(
         ({"causal_alignment": alignment},
          "causal_alignment: expected one of ('top_left', 'bottom_right'), or the offset as an int "
-         f"or an integer array, got {alignment!r}")
-        for alignment in ("bottom", "", False)
+         f"or an integer array, got {alignment!r}{hint}")
+        for alignment, hint in (
+            ("", ""), (False, ""), *((x, "; did you mean 'bottom_right'?")
+                                     for x in ("bottom", "bottom-right", "lower_right")),
+        )
     ),
     ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),
     *(
         ({"implementation": wanted},
          "implementation: expected None, one of ('cudnn', 'flash', 'fa4', 'aiter', 'xla'), or a "
-         f"list of them in order of preference; got {wanted!r}")
-        for wanted in ("cuda", "", ["xla", "cuda"], [], 3, [None])
+         f"list of them in order of preference; got {wanted!r}{hint}")
+        for wanted, hint in (
+            ("", ""), ([], ""), (3, ""), ([None], ""), ("nothing", ""),
+            ("cuddn", "; did you mean 'cudnn'?"), ("CuDNN", "; did you mean 'cudnn'?"),
+            (["xla", "cuda"], "; did you mean 'cudnn'?"), ("fa3", "; did you mean 'flash'?"),
+            ("flash_attention", "; did you mean 'flash'?"),
+        )
     ),
 )  # fmt: skip
 
@@ -232,7 +260,7 @@ _STATIC_ARGUMENTS = {
 def test_tracer_as_static_argument_raises(name: str):
     value, message = _STATIC_ARGUMENTS[name]
     call = jax.jit(lambda x: dot_product_attention(Q, KV, KV, **{name: x}))
-    with pytest.raises(ValueError, match=re.escape(message) + ".*Tracer"):
+    with pytest.raises(ValueError, match=re.escape(message) + ".*got a traced .*static_argnames"):
         call(value)
 
 

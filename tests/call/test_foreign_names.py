@@ -112,7 +112,7 @@ def test_hint_for_an_argument_that_the_call_lacks():
 
 def test_unknown_name_is_reported_or_corrected():
     error("got an unexpected keyword argument 'wibble'", wibble=1)
-    error("'local_windows_size': did you mean local_window_size?", local_windows_size=1)
+    error("'local_windows_size'; did you mean 'local_window_size'?", local_windows_size=1)
 
 
 def test_hints_use_only_names_that_exist():

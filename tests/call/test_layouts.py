@@ -101,9 +101,10 @@ def test_dropout_mask_and_explain_accept_bnth():
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("bnth", r"expected one of \('BTNH', 'BNTH'\), got 'bnth'"),
-        ("bshd_bshd_bshd", "got 'bshd_bshd_bshd', which is \"BTNH\" here"),
-        ("BHSD", "got 'BHSD', which is \"BNTH\" here"),
+        ("bnth", r"expected one of \('BTNH', 'BNTH'\), got 'bnth'; did you mean 'BNTH'\?"),
+        ("bshd_bshd_bshd", r"got 'bshd_bshd_bshd'; did you mean 'BTNH'\?"),
+        ("BTHD", r"got 'BTHD'; did you mean 'BTNH'\?"),
+        ("BHSD", r"got 'BHSD'; did you mean 'BNTH'\?"),
         (("BTNH",), "got"),
     ],
 )
@@ -183,7 +184,11 @@ def test_page_number_outside_the_pool_makes_its_row_nan(page: int):
     [
         ((P, PAGE, K, H), "NHD", r"\[P, 2, page, K, H\] of both, got None beside key_pages \[12,"),
         ((P, 3, K, PAGE, H), "HND", r"\[P, 2, K, page, H\] of both, got None beside"),
-        ((P, 2, PAGE, K, H), "nhd", r"kv_layout: expected one of \('NHD', 'HND'\), got 'nhd'"),
+        (
+            (P, 2, PAGE, K, H),
+            "nhd",
+            r"kv_layout: expected one of \('NHD', 'HND'\), got 'nhd'; did you mean 'NHD'",
+        ),
         ((P, 2, PAGE, 3, H), "NHD", "expected the number of heads to be a multiple of key_pages's"),
     ],
 )

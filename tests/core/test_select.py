@@ -177,6 +177,9 @@ def test_fallback_policy_from_the_environment(implementations, monkeypatch):
     monkeypatch.delenv("ATTN_DISPATCH_FALLBACK")
     with pytest.raises(ValueError, match=f"fallback{expected}"), attn_dispatch.fallback("loud"):  # pyright: ignore
         pass
+    for policy, meant in {"raise": "error", "Warn": "warn", "ignore": "silent"}.items():
+        with pytest.raises(ValueError, match=f"got '{policy}'; did you mean '{meant}'\\?$"):
+            attn_dispatch.fallback(policy)  # pyright: ignore
 
 
 def test_changed_policy_lowers_a_jitted_call_again(implementations):

@@ -150,7 +150,7 @@ def test_explain_accepts_a_scale_without_values():
     [
         (np.ones(3, np.float32), r"shape \[\] or \[4\] \(one for each head\), got \[3\]"),
         (np.ones((2, 4), np.float32), r"got \[2, 4\]"),
-        (np.ones(4, np.int32), "scale: expected a floating dtype, got int32"),
+        (np.ones(4, np.int32), "scale: expected a floating dtype, got int32; pass float32"),
     ],
     ids=str,
 )

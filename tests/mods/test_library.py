@@ -105,9 +105,10 @@ _MASK = mods.chunked_window(4)
         (mods.relative_position, (TABLE[:2],), "an even number of buckets from 4 on, got 2"),
         (
             mods.prefix_lm,
-            (3,),
-            r"prefix_lengths: expected an array \[B\] of integer dtype, got int",
+            (2.5,),
+            r"prefix_lengths: expected an array \[\] or \[B\] of integer dtype, got float32\[\]",
         ),
+        (mods.prefix_lm, (-1,), "prefix_lengths: expected a static int from 0 on, got -1"),
         (mods.prefix_lm, (SLOPES,), r"of integer dtype, got float32\[4\]"),
         (mods.document_mask, ([1, 1],), r"query_documents: expected an array \[B, T\]"),
         (mods.document_mask, ([[1]], [1]), r"key_documents: expected an array \[B, S\]"),

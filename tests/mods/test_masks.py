@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import mods
+from attn_dispatch import explain, mods
+from attn_dispatch.programs.key_ranges import key_range
+from attn_dispatch.programs.tracing import trace
 from tests.support.ready_made_mods import (
     KEY,
     RNG,
@@ -29,6 +34,22 @@ def test_prefix_lm_agrees_with_its_definition():
     lengths = np.array([3, 0])
     mask = (s <= t) | (s < lengths[:, None, None, None])
     assert_masks(mods.prefix_lm(lengths), mask)
+
+
+@pytest.mark.parametrize("length", [3, np.int32(3), jnp.array(3)], ids=lambda x: type(x).__name__)
+def test_prefix_lm_of_one_number_holds_for_every_row(length: Any):
+    """Kernels see in it what they see in an array: the range of keys, and the same verdicts."""
+    mod, each = mods.prefix_lm(length), mods.prefix_lm([3] * B)
+    assert_masks(mod, (s <= t) | (s < 3))
+    ranges = [key_range(trace("mask_mod", x, (), "float32").program) for x in (mod, each)]
+    assert [(x.band, x.is_band, bool(x.rest)) for x in ranges] == [((None, None), False, False)] * 2
+    q = jax.ShapeDtypeStruct((B, 1024, 8, 128), jnp.bfloat16)
+    for target in ("h100", "mi300x"):
+        one, several = (explain(q, q, q, mask_mod=x, target=target) for x in (mod, each))
+        for verdicts in ("forward", "backward"):
+            texts = [[str(x) for x in getattr(y, verdicts)] for y in (one, several)]
+            assert texts[0] == texts[1]
+        assert one.mask == several.mask
 
 
 def test_document_mask_agrees_with_its_definition():

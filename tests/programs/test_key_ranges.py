@@ -29,6 +29,7 @@ MASKS = {
     "chunks": (mods.chunked_window(4), (3, 0), False),
     "dilated": (mods.dilated_window(6, 2), (6, 0), False),
     "prefix": (mods.prefix_lm(PREFIX), (None, None), False),
+    "prefix of one number": (mods.prefix_lm(3), (None, None), False),
     "lengths": (lambda b, n, t, s: s < PREFIX[b], (None, None), False),
     "causal, lengths": (lambda b, n, t, s: (s <= t) & (s < PREFIX[b]), (None, 0), False),
     "window, lengths": (

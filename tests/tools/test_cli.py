@@ -241,11 +241,11 @@ def test_a_closed_pipe_ends_explain_without_a_traceback():
         (
             ["explain", "q=f32[1,8,1,4]", "--causual"],
             "explain",
-            "--causual; did you mean --causal?",
+            "--causual; did you mean '--causal'?",
         ),
         (["--foo", "mask", "--seq", "8"], "mask", "unrecognized arguments: --foo"),
-        (["bench", "--otu", "x"], "bench", "--otu x; did you mean --out?"),
-        (["mask", "--seq", "8", "--widow", "-1,2"], "mask", "did you mean --window?"),
+        (["bench", "--otu", "x"], "bench", "--otu x; did you mean '--out'?"),
+        (["mask", "--seq", "8", "--widow", "-1,2"], "mask", "did you mean '--window'?"),
         (["verify", "--random", "x"], "verify", "--random: expected a whole number, got 'x'"),
         (["verify", "--jobs", "0"], "verify", "--jobs: expected at least 1, got 0"),
         (["bench", "--rounds", "1.5"], "bench", "--rounds: expected a whole number, got '1.5'"),
@@ -291,4 +291,4 @@ def test_a_misspelt_command_gets_a_suggestion(capsys):
     with pytest.raises(SystemExit) as status:
         cli.main(["explan"])
     assert status.value.code == 2
-    assert "got 'explan'; did you mean explain?" in capsys.readouterr().err
+    assert "got 'explan'; did you mean 'explain'?" in capsys.readouterr().err

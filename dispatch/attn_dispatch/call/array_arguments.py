@@ -71,8 +71,10 @@ def _lengths(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     _check_integer(name, x)
     allowed = [shape.leading] if shape.leading else [(), (1,)]
     if x.shape not in allowed:
+        is_mask = x.shape[:-1] == shape.leading and x.ndim > 0
+        hint = "; of a mask that is 1 before the padding, pass its sum over the last axis" * is_mask
         raise ValueError(
-            f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}"
+            f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}{hint}"
         )
     return as_int32(x.reshape(shape.leading))
 
@@ -109,13 +111,14 @@ def cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array:
 
 def _check_integer(name: str, x: jax.Array) -> None:
     if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(f"{name}: expected an integer dtype, got {x.dtype.name}")
+        hint = "" if x.dtype == jnp.bool_ else "; pass whole numbers as int32"
+        raise ValueError(f"{name}: expected an integer dtype, got {x.dtype.name}{hint}")
 
 
 def _per_head(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     """[..., N]."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+        raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}; pass float32")
     shapes = dict.fromkeys([(shape.num_heads,), (*shape.leading, shape.num_heads)])
     if x.shape not in shapes:
         expected = " or ".join(str(list(x)) for x in shapes)
@@ -137,9 +140,15 @@ def key_data(key: jax.Array) -> tuple[jax.Array, str]:
                 f"{key.shape[0]} words"
             ) from error
     else:
+        is_seed = not key.ndim and jnp.issubdtype(key.dtype, jnp.integer)
+        hint = "; from a seed, such as a step's number, jax.random.key(seed) makes one"
         raise ValueError(
             f"dropout_key: expected a single JAX PRNG key, got {key.dtype.name}{list(key.shape)}"
+            + hint * is_seed
         )
     if data.ndim != 1:
-        raise ValueError(f"dropout_key: expected a single key, got keys of shape {key.shape}")
+        raise ValueError(
+            f"dropout_key: expected a single key, got keys of shape {key.shape}; pass one of them: "
+            "it draws another mask for each batch row and head"
+        )
     return data, impl

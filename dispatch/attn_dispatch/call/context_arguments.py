@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import get_args
 
 import jax
 
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.context import Context, SequenceOrder
-from attn_dispatch.call.static_arguments import check_choice
+from attn_dispatch.choices import check_choice, did_you_mean
+
+_ORDERS_ELSEWHERE = {"loadbalanced": "zigzag", "dualchunkswap": "zigzag"}
+"""By what other libraries say, the name of an order here."""
 
 
 def spread_of(arguments: Arguments) -> Context | None:
@@ -20,13 +23,15 @@ def spread_of(arguments: Arguments) -> Context | None:
         order, or rows in zigzag order are odd, or there are documents without ids.
     """
     a = arguments
-    order = cast(
-        "SequenceOrder",
-        check_choice("sequence_order", a.sequence_order, get_args(SequenceOrder)),
+    order: SequenceOrder = check_choice(
+        "sequence_order", a.sequence_order, get_args(SequenceOrder), _ORDERS_ELSEWHERE
     )
     if a.context_axis is None:
         if order != "contiguous":
-            raise ValueError(f"sequence_order: expected context_axis with {order!r}, got None")
+            raise ValueError(
+                f"sequence_order: expected context_axis with {order!r}, got None; under jax.jit "
+                "alone, sequences stay in order: leave sequence_order out"
+            )
         return None
     given = a.context_axis
     if not isinstance(given, str | Sequence):
@@ -46,11 +51,19 @@ def spread_of(arguments: Arguments) -> Context | None:
 
 def _devices(axes: Sequence[str]) -> int:
     mesh = jax.sharding.get_abstract_mesh()
-    manual = getattr(mesh, "manual_axes", ())
-    if len({*axes}) != len(axes) or not axes or any(axis not in manual for axis in axes):
+    manual = tuple(getattr(mesh, "manual_axes", ()))
+    if not manual:
         raise ValueError(
-            "context_axis: expected different manual axes of a surrounding jax.shard_map, which "
-            f"are {tuple(manual)}, got {tuple(axes)}"
+            f"context_axis: expected a call inside jax.shard_map, got {tuple(axes)} outside one; "
+            "either make the call in a jax.shard_map over this axis, or leave context_axis out and "
+            "shard query, key and value along the sequence"
+        )
+    unknown = [axis for axis in axes if axis not in manual]
+    if unknown or not axes or len({*axes}) != len(axes):
+        hint = did_you_mean(unknown[0], manual) if unknown else ""
+        raise ValueError(
+            "context_axis: expected different axes of the surrounding jax.shard_map, which are "
+            f"{manual}, got {tuple(axes)}{hint}"
         )
     # JAX numbers the devices of a permute in the order of the mesh.
     in_order = tuple(x for x in mesh.axis_names if x in axes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import ParamSpec, TypeVar
+
+from attn_dispatch.choices import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -184,8 +185,7 @@ def check_names(call: Callable[..., object], given: Mapping[str, object]) -> Non
 
 def _hint(name: str, value: object, own: Collection[str], call: str) -> str:
     if name not in NAMES:
-        near = difflib.get_close_matches(name, own, 1, 0.75)
-        return f": did you mean {near[0]}?" if near else ""
+        return did_you_mean(name, own)
     found = NAMES[name]
     named = _NAMED.intersection(re.findall(r"\w+", found))
     if not named.isdisjoint(own):

@@ -6,6 +6,7 @@ drops both. So nothing is copied, and the options record the order in memory.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TypeVar, get_args
 
@@ -14,15 +15,18 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Arguments
-from attn_dispatch.call.static_arguments import KvLayout, QkvLayout, check_choice
+from attn_dispatch.call.static_arguments import KvLayout, QkvLayout
+from attn_dispatch.choices import check_choice
 
 Given = TypeVar("Given", ArrayLike, ArrayLike | None)
 
-_FOREIGN = {
-    "bshd": "BTNH", "bshd_bshd_bshd": "BTNH", "bsnh": "BTNH", "bhsd": "BNTH",
-    "bhsd_bhsd_bhsd": "BNTH", "bnsh": "BNTH",
-    "bnth": "BNTH", "btnh": "BTNH",
+_ELSEWHERE = {
+    "bshd": "BTNH", "bshdbshdbshd": "BTNH", "bsnh": "BTNH", "bthd": "BTNH",
+    "bhsd": "BNTH", "bhsdbhsdbhsd": "BNTH", "bnsh": "BNTH", "bhtd": "BNTH",
 }  # fmt: skip
+"""By what other libraries say, the name of a layout here."""
+
+_PACKED = re.compile(r"t[23]?hd", re.IGNORECASE)
 _LEAST_DIMS = 3
 
 
@@ -37,9 +41,13 @@ def rows_first(arguments: Arguments) -> Arguments:
     layout = arguments.qkv_layout
     if layout is None:
         return arguments
-    if isinstance(layout, str) and layout not in get_args(QkvLayout) and (hint := _hint(layout)):
-        raise ValueError(f"qkv_layout: expected one of {get_args(QkvLayout)}, got {layout!r}{hint}")
-    if check_choice("qkv_layout", layout, get_args(QkvLayout)) == "BTNH":
+    choices = get_args(QkvLayout)
+    if isinstance(layout, str) and _PACKED.match(layout):
+        raise ValueError(
+            f"qkv_layout: expected one of {choices}, got {layout!r}; packed sequences have segment "
+            "ids with max_segments, or go to ragged_dot_product_attention"
+        )
+    if check_choice("qkv_layout", layout, choices, _ELSEWHERE) == "BTNH":
         return arguments
     return replace(
         arguments,
@@ -50,18 +58,6 @@ def rows_first(arguments: Arguments) -> Arguments:
         heads_first_q=True,
         heads_first_kv=True,
     )
-
-
-def _hint(layout: str) -> str:
-    """The name here of another library's layout, as the end of a message."""
-    if layout.lower() in _FOREIGN:
-        return f', which is "{_FOREIGN[layout.lower()]}" here'
-    if "thd" in layout.lower().replace("3", "").replace("2", ""):
-        return (
-            "; packed sequences have segment ids with max_segments, or go to "
-            "ragged_dot_product_attention"
-        )
-    return ""
 
 
 def separate_pages(arguments: Arguments) -> Arguments:

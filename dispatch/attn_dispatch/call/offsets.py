@@ -13,12 +13,16 @@ from jax.typing import ArrayLike
 from attn_dispatch.call.options import Alignment, CausalAlignment
 from attn_dispatch.call.shapes import CallShape
 from attn_dispatch.call.values import as_int32
+from attn_dispatch.choices import did_you_mean
 
 _FARTHEST = 2**29
 """Offsets beyond it count as it, so that sums of a position, an offset and a window stay in int32.
 They hide the same pairs, as no length is near it."""
 
 _BAND = (None, None)
+
+_ELSEWHERE = {"upperleft": "top_left", "lowerright": "bottom_right"}
+"""By what other libraries say, the name of a corner here."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def diagonal_of(
 def _corner(given: str) -> Alignment:
     corners = get_args(CausalAlignment)
     if given not in corners:
-        raise _wrong(repr(given))
+        raise _wrong(repr(given), did_you_mean(given, corners, _ELSEWHERE))
     return cast("CausalAlignment", given)
 
 
@@ -94,10 +98,10 @@ def _array(given: object, shape: CallShape) -> jax.Array:
     return x if x.shape == shape.leading else shape.shared(x)
 
 
-def _wrong(got: str) -> ValueError:
+def _wrong(got: str, hint: str = "") -> ValueError:
     return ValueError(
         f"causal_alignment: expected one of {get_args(CausalAlignment)}, or the offset as an int "
-        f"or an integer array, got {got}"
+        f"or an integer array, got {got}{hint}"
     )
 
 

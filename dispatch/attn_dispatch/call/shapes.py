@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PAGED = ("query", "key_pages", "value_pages", "page_table")
 """The arrays that every paged call has."""
@@ -56,7 +57,12 @@ def check_qkv(
     if not isinstance(h, int):
         raise ValueError(f"query: expected a head dim that is known, got the symbol {h}")
     if key_leading != leading:
-        raise ValueError(f"key: expected query's batch dims {leading}, got {key_leading}")
+        whole = f"(key, {(*leading, s, k, key_h)})".replace("'", "")
+        repeated = f"; to use it in each batch row, pass jnp.broadcast_to{whole}"
+        raise ValueError(
+            f"key: expected query's batch dims {leading}, got {key_leading}"
+            + repeated * ({*key_leading} <= {1} and len(key_leading) <= len(leading))
+        )
     if key_h != h:
         raise ValueError(f"key: expected query's head dim {h}, got {key_h}")
     if list(value.shape[:-1]) != [*leading, s, k]:
@@ -103,17 +109,33 @@ def check_paged(
 
 def _check_dtypes(arrays: Mapping[str, jax.Array]) -> None:
     """Check that all three have one floating dtype; a message names the one that differs."""
+    query, key, value = arrays
     for name, x in arrays.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
-    query, key, value = arrays
-    if arrays[query].dtype != arrays[key].dtype == arrays[value].dtype:
-        wanted, of = arrays[key].dtype, f"{key}'s and {value}'s"
+            raise ValueError(
+                f"{name}: expected a floating dtype, got {x.dtype.name}"
+                + ("" if x.dtype == jnp.bool_ else _cast(name, x.dtype, query))
+            )
+    types = {name: x.dtype for name, x in arrays.items()}
+    is_query_alone = types[query] != types[key] == types[value]
+    if is_query_alone and types[key].itemsize > 1:
+        wanted, of, like = types[key], f"{key}'s and {value}'s", key
     else:
-        wanted, of = arrays[query].dtype, f"{query}'s"
-    for name, x in arrays.items():
-        if x.dtype != wanted:
-            raise ValueError(f"{name}: expected {of} dtype {wanted.name}, got {x.dtype.name}")
+        wanted, of, like = types[query], f"{query}'s", query
+    for name, dtype in types.items():
+        if dtype != wanted:
+            raise ValueError(
+                f"{name}: expected {of} dtype {wanted.name}, got {dtype.name}"
+                + _cast(name, dtype, like)
+            )
+
+
+def _cast(name: str, dtype: np.dtype, like: str) -> str:
+    """How to cast an array, as the end of a message; 8 bits may be quantized numbers."""
+    if name == like or not (dtype.itemsize == 1 or jnp.issubdtype(dtype, jnp.floating)):
+        return ""
+    scaled = ", multiplied by its scale if it has one" if dtype.itemsize == 1 else ""
+    return f"; pass {name}.astype({like}.dtype){scaled}"
 
 
 def hint_if_swapped(shape: CallShape, scores: tuple[int, ...]) -> str:

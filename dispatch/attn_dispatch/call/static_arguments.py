@@ -8,23 +8,33 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Literal, SupportsFloat, SupportsIndex, TypeVar, cast
+from typing import Literal, SupportsFloat, SupportsIndex, cast
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from attn_dispatch.typed_jax import is_tracer
+from attn_dispatch.choices import did_you_mean
+from attn_dispatch.typed_jax import array_type, is_tracer
 
 QkvLayout = Literal["BTNH", "BNTH"]
 """The axes of query, key, value and the output, by the names of jax.nn."""
 KvLayout = Literal["NHD", "HND"]
 """The axes of a page, [page, K, H] or [K, page, H], by the names of FlashInfer."""
 
-Choice = TypeVar("Choice", bound=str)
-
 Side = int | jax.Array | None
 Window = int | jax.Array | Sequence[Side] | None
+
+
+def shown(value: object) -> str:
+    """A wrong value as a message shows it; of a traced one also how to make it static."""
+    if is_tracer(value):
+        x = array_type(value)
+        return (
+            f"a traced {x.dtype.name}{list(x.shape)}; it must be known when the program is traced: "
+            "under jax.jit, put the argument that it comes from into static_argnames"
+        )
+    return repr(value)
 
 
 def _static_float(name: str, value: object, expected: str = "a static number") -> float:
@@ -35,7 +45,8 @@ def _static_float(name: str, value: object, expected: str = "a static number") -
     except OverflowError as error:
         raise ValueError(f"{name}: expected a number that a float holds, got {value}") from error
     except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
-        raise ValueError(f"{name}: expected {expected}, got {type(value).__name__}") from error
+        got = shown(value) if is_tracer(value) else type(value).__name__
+        raise ValueError(f"{name}: expected {expected}, got {got}") from error
 
 
 def _check_range(name: str, value: float, dtype: DTypeLike) -> None:
@@ -67,14 +78,8 @@ def _is_bool(value: object) -> bool:
 
 def check_bool(name: str, value: object) -> bool:
     if not _is_bool(value):
-        raise ValueError(f"{name}: expected True or False, got {value!r}")
+        raise ValueError(f"{name}: expected True or False, got {shown(value)}")
     return bool(value)
-
-
-def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
-    return value
 
 
 def window_sides(window: Window) -> tuple[Side, Side]:
@@ -83,13 +88,13 @@ def window_sides(window: Window) -> tuple[Side, Side]:
         return (None, None)
     pair = tuple(window) if isinstance(window, Sequence) else (window, window)
     if len(pair) != 2 or any(isinstance(side, bool) for side in pair):
-        raise wrong_window(repr(window))
+        raise wrong_window(shown(window))
     try:
         left, right = (_window_side(side) for side in pair)
     except TypeError as error:
-        raise wrong_window(repr(window)) from error
+        raise wrong_window(shown(window)) from error
     if any(isinstance(side, int) and side < 0 for side in (left, right)):
-        raise wrong_window(repr(window))
+        raise wrong_window(shown(window))
     return left, right
 
 
@@ -118,6 +123,9 @@ def check_soft_cap(cap: object, dtype: DTypeLike) -> float | None:
     return number
 
 
+_ELSEWHERE = {"fa2": "flash", "fa3": "flash", "flashattention": "flash", "flashattention3": "flash"}
+"""By what other libraries say, the name of an implementation here."""
+
 _TOKAMAX_NAMES = ("mosaic", "mosaic_gpu", "mosaic_tpu", "triton", "xla_chunked")
 _TOKAMAX_HINT = "; tokamax's are not among them: None takes the best available"
 
@@ -129,11 +137,14 @@ def check_implementation(
         return ()
     wanted = (implementation,) if isinstance(implementation, str) else implementation
     wanted = tuple(wanted) if isinstance(wanted, Sequence) else ()
-    if not wanted or any(name not in known for name in wanted):
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        is_tokamax = any(name in _TOKAMAX_NAMES for name in unknown)
+        hints = (did_you_mean(name, known, _ELSEWHERE) for name in unknown)
         raise ValueError(
             f"implementation: expected None, one of {known}, or a list of them in order of "
-            f"preference; got {implementation!r}"
-            + (_TOKAMAX_HINT if any(name in _TOKAMAX_NAMES for name in wanted) else "")
+            f"preference; got {shown(implementation)}"
+            + (_TOKAMAX_HINT if is_tokamax else next(filter(None, hints), ""))
         )
     return wanted
 
@@ -144,7 +155,7 @@ def check_positive_int(name: str, value: object) -> int:
     except TypeError:
         number = 0
     if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name}: expected a static positive int, got {value!r}")
+        raise ValueError(f"{name}: expected a static positive int, got {shown(value)}")
     if number >= 2**31:
         raise ValueError(f"{name}: expected a static int below 2^31, got {number}")
     return number
@@ -156,6 +167,7 @@ def check_dropout(rate: object, has_key: bool) -> float:
         raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {share}")
     if share > 0 and not has_key:
         raise ValueError(
-            f"dropout_key: expected a JAX PRNG key with dropout_rate={share}, got None"
+            f"dropout_key: expected a JAX PRNG key with dropout_rate={share}, got None; pass "
+            "jax.random.key(step), another one in each step and layer"
         )
     return share

@@ -12,7 +12,7 @@ from typing import TypeGuard, cast
 from attn_dispatch import settings
 from attn_dispatch.devices import aiter_versions
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
-from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
+from attn_dispatch.devices.target_names import hint, resolve
 from attn_dispatch.files import reading
 from attn_dispatch.text import error_text
 from attn_dispatch.typed_jax import JaxDevice, local_devices
@@ -123,12 +123,10 @@ def parse(name: str) -> Device:
             return device
         return replace(device, name=product, properties_of=device.name)
     archs = [*known, *_AMD_NAMES, *_XLA_ONLY]
-    near = nearest(name, archs)
-    meant = f"; did you mean {near!r}?" if near else f"; products: {', '.join(PRODUCTS)}"
     raise ValueError(
         f"target: expected a product like 'h100' or 'mi300x', one of {archs}, or "
         f"cuDNN's device properties as a JSON text or the path of an existing .json file; got "
-        f"{name[:200]!r}{meant}"
+        f"{name[:200]!r}{hint(name, archs)}"
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import lru_cache
+
+from attn_dispatch.choices import did_you_mean
 
 PRODUCTS = {
     "a100": ("sm80", "NVIDIA A100"),
@@ -49,10 +50,9 @@ def resolve(name: str) -> tuple[str, str | None]:
     return PRODUCTS.get(short, (short, None))
 
 
-def nearest(name: str, archs: list[str]) -> str | None:
-    """The known name most similar to this one; None if none is similar."""
-    found = difflib.get_close_matches(_short(name), [*PRODUCTS, *archs], n=1, cutoff=0.6)
-    return found[0] if found else None
+def hint(name: str, archs: list[str]) -> str:
+    """The end of a message about an unknown name: the known name that is similar, or all."""
+    return did_you_mean(_short(name), [*PRODUCTS, *archs]) or f"; products: {', '.join(PRODUCTS)}"
 
 
 def _short(name: str) -> str:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.static_arguments import shown
+
 _KINDS = {"floating": jnp.floating, "integer": jnp.integer}
 
 
@@ -32,7 +34,7 @@ def check_int(name: str, value: SupportsIndex, least: int) -> int:
     except (TypeError, jax.errors.ConcretizationTypeError):
         number = least - 1
     if isinstance(value, bool) or number < least:
-        raise ValueError(f"{name}: expected a static int from {least} on, got {value!r}")
+        raise ValueError(f"{name}: expected a static int from {least} on, got {shown(value)}")
     if number >= 2**31:
         raise ValueError(f"{name}: expected a static int below 2^31, got {number}")
     return number

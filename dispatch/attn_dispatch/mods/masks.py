@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from attn_dispatch.mods.checks import check_array, check_int
+from attn_dispatch.mods.checks import RowNumber, check_array, check_int
 from attn_dispatch.programs.functions import MaskMod
 
 
@@ -21,17 +21,18 @@ def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
     """Causal, except that all queries attend to the whole prefix (arXiv:1910.10683, section 3.2.1).
 
     Args:
-      prefix_lengths: integers [B], the number of keys in each row's prefix.
+      prefix_lengths: integers [B], the number of keys in each row's prefix; or an int or integer
+        array [], the same in every row.
     """
-    return PrefixLM(check_array("prefix_lengths", prefix_lengths, "integer", ("B",)))
+    return PrefixLM(RowNumber("prefix_lengths", prefix_lengths))
 
 
 @dataclass(frozen=True, eq=False)
 class PrefixLM:
-    prefix_lengths: jax.Array
+    prefix_lengths: RowNumber
 
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        return (s <= t) | (s < self.prefix_lengths[b])
+        return (s <= t) | (s < self.prefix_lengths.of(b))
 
 
 def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = None) -> MaskMod:

@@ -47,7 +47,7 @@ def with_number_as_scale(arguments: Arguments) -> Arguments:
         )
     for name, x in (("scale", scale), ("query", query)):
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}; pass float32")
     wide = np.promote_types(query.dtype, np.float32)
     by_head = scale.astype(wide).reshape((1,) * (query.ndim - 2) + (-1, 1))
     factor = by_head * math.sqrt(max(head_dim, 1))

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.static_arguments import check_choice, check_positive_int
+from attn_dispatch.call.static_arguments import check_positive_int
+from attn_dispatch.choices import check_choice
 from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.sequence.balancing import Balance
 

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec, Sharding
 from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.call.layouts import KvLayout
-from attn_dispatch.call.static_arguments import check_choice, check_positive_int
+from attn_dispatch.call.static_arguments import check_positive_int
 from attn_dispatch.call.values import known_values
+from attn_dispatch.choices import check_choice
 from attn_dispatch.semantics.row_ids import search
 from attn_dispatch.serving.tables import PageTables
 

@@ -77,6 +77,7 @@ _RULES = (
         "xla/dtype",
         lambda s: s.dtype not in _DTYPES,
         f"dtype must be one of {', '.join(_DTYPES)}, got {{dtype}}",
+        "cast query, key and value to bfloat16, multiplied by their scales if they have any",
         facts=lambda s: {"dtype": s.dtype},
     ),
 )

@@ -15,6 +15,7 @@ import numpy as np
 
 from attn_dispatch import mods
 from attn_dispatch.api import dot_product_attention
+from attn_dispatch.choices import did_you_mean
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.pictures.panel import Figure, Panel, shortened
 from attn_dispatch_tools.terminal import style
@@ -65,7 +66,7 @@ def add_parser(commands: Commands, help: str) -> None:
     call.add_argument("--alibi", action="store_true", help="show ALiBi's distances")
     call.add_argument(
         "--mod", type=_mod, metavar="MOD",
-        help="a ready-made mod and its numbers: 'chunked_window(4)', 'prefix_lm([3])', …",
+        help="a ready-made mod and its numbers: 'chunked_window(4)', 'prefix_lm(3)', …",
     )  # fmt: skip
 
 
@@ -199,7 +200,8 @@ def _mod(text: str) -> tuple[str, Any, str]:
         raise argparse.ArgumentTypeError(expected) from None
     name = call.func.id
     if name not in (known := [x for x in mods.__all__ if x not in _TAKE_MODS]):
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {name!r}")
+        meant = did_you_mean(name, known)
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {name!r}{meant}")
     try:
         mod = getattr(mods, name)(*values, **by_name)
     except (TypeError, ValueError) as error:

@@ -56,13 +56,18 @@ def array(text: str) -> jax.ShapeDtypeStruct | None:
 
 
 def _dtype(name: str) -> np.dtype:
-    expected = f"expected a dtype like bf16 or bfloat16, got {name!r}"
+    expected = f"expected a dtype like bf16, f32 or float8_e4m3fn, got {name!r}"
+    full = _SHORT_DTYPES.get(name, name)
     try:
-        dtype = jnp.dtype(_SHORT_DTYPES.get(name, name))
+        dtype = jnp.dtype(full)
     except (TypeError, ValueError):
         raise ValueError(expected) from None
     if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
         raise ValueError(expected)
+    if dtype.name != full:  # f8, float, d: sizes in bytes, or none
+        raise ValueError(f"{expected}, which is {dtype.name} in NumPy: names here count bits")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype and jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(f"{expected}, which JAX has with JAX_ENABLE_X64=1 alone")
     return dtype
 
 

@@ -173,8 +173,11 @@ def refusals() -> dict[str, str]:
     return {
         "outside": refused(lambda: dot_product_attention(*arrays(), context_axis="context")),
         "other axis": spread(context_axis="tensor"),
+        "misspelt axis": spread(context_axis="contexts"),
+        "twice": spread(context_axis=("context", "context")),
         "no axes": spread(context_axis=()),
         "order": spread("stripes"),
+        "misspelt order": spread("zig-zag"),
         "order without axis": refused(
             lambda: dot_product_attention(*arrays(), sequence_order="zigzag")
         ),
@@ -194,6 +197,7 @@ def refusals() -> dict[str, str]:
         "jit, mask_mod": under_jit(mask_mod=lambda b, n, t, s: t > s),
         "jit, window without causality": under_jit(local_window_size=(3, 3)),
         "unknown strategy": refused(lambda: context_parallel("stripes")),  # pyright: ignore[reportArgumentType]
+        "Ulysses": refused(lambda: context_parallel("ulysses")),  # pyright: ignore[reportArgumentType]
     }
 
 

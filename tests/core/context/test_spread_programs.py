@@ -77,17 +77,24 @@ def test_a_device_keeps_its_own_rows_for_the_backward_pass(report, program):
 
 
 WRONG = {
-    "outside": "ValueError: context_axis: expected different manual axes of a surrounding "
-    "jax.shard_map, which are (), got ('context',)",
+    "outside": "ValueError: context_axis: expected a call inside jax.shard_map, got ('context',) "
+    "outside one; either make the call in a jax.shard_map over this axis, or leave context_axis "
+    "out and shard query, key and value along the sequence",
     "other axis": "which are ('context',), got ('tensor',)",
+    "misspelt axis": "got ('contexts',); did you mean 'context'?",
+    "twice": "expected different axes of the surrounding jax.shard_map, which are ('context',), "
+    "got ('context', 'context')",
     "no axes": "which are ('context',), got ()",
     "order": "ValueError: sequence_order: expected one of ('contiguous', 'zigzag', "
     "'documents'), got 'stripes'",
-    "order without axis": "ValueError: sequence_order: expected context_axis with 'zigzag', got",
+    "misspelt order": "got 'zig-zag'; did you mean 'zigzag'?",
+    "order without axis": "ValueError: sequence_order: expected context_axis with 'zigzag', got "
+    "None; under jax.jit alone, sequences stay in order: leave sequence_order out",
     "odd rows": "ValueError: query: expected an even length on each device for zigzag order, got 3",
     "documents without ids": "ValueError: sequence_order: expected query_segment_ids with "
     "'documents', got None",
     "unknown strategy": "ValueError: context_parallel: expected one of ",
+    "Ulysses": "got 'ulysses'; did you mean 'heads'?",
 }
 UNSUPPORTED = {
     "window without causality": "a window or ALiBi without causality reaches keys of later devices",

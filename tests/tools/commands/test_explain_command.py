@@ -87,13 +87,24 @@ def test_an_array_named_twice_is_one_array():
     assert found["query"] is found["key"] is found["value"]
 
 
+NUMPY_NAMES = {
+    "f2": "float16", "f4": "float32", "f8": "float64", "d": "float64", "float": "float64",
+    "i4": "int32", "i8": "int64", "u8": "uint64", "int": "int64", "b1": "bool",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", r"call: expected arrays like 'q=bf16\[.*got ''"),
         ("bf16[2,4,1,8]", r"call: expected arrays like .*got 'bf16\[2,4,1,8\]'"),
         ("k=bf16[2,4,1,8]", "got no query"),
-        ("q=bf17[2,4,1,8]", "query: expected a dtype like bf16 or bfloat16, got 'bf17'"),
+        ("q=bf17[2,4,1,8]", "query: expected a dtype like bf16, f32 or float8_e4m3fn, got 'bf17'"),
+        *(
+            (f"q={name}[2,4,1,8]", f"got '{name}', which is {meant} in NumPy: names .* count bits")
+            for name, meant in NUMPY_NAMES.items()
+        ),
+        ("q=f64[2,4,1,8]", "got 'f64', which JAX has with JAX_ENABLE_X64=1 alone"),
         ("q=bf16[2,4,1,8", r"query: expected an array like .*got 'bf16\[2,4,1,8'"),
         ("q=bf16[2,4,1,8] q=bf16[2,4,1,8]", "expected query once, got it twice"),
         ("q=bf16[2,4,1,8] query=bf16[2,4,1,8]", "expected query once, got it twice"),

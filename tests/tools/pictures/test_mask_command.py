@@ -45,7 +45,7 @@ def attends(text: str) -> np.ndarray:
         ("--seq 3,4 --segments 1,2,2 --key-segments 1,1,2,0",
          {"query_segment_ids": [[1, 2, 2]], "key_value_segment_ids": [[1, 1, 2, 0]]}),
         ("--seq 12 --mod chunked_window(4)", {"mask_mod": mods.chunked_window(4)}),
-        ("--seq 8 --mod prefix_lm([3])", {"mask_mod": mods.prefix_lm(np.array([3]))}),
+        ("--seq 8 --mod prefix_lm(3)", {"mask_mod": mods.prefix_lm(np.array([3]))}),
         ("--seq 9 --mod dilated_window(left=6,dilation=2)",
          {"mask_mod": mods.dilated_window(6, 2)}),
     ],
