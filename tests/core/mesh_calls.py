@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
 from functools import partial
@@ -352,20 +353,21 @@ def seeds() -> int:
 
 
 def cache_hits(folder: str) -> dict[str, Any]:
-    """Two calls of the same shapes: sums of their results, and True for each cache hit."""
+    """Two calls of the same shapes: sums of their results, True for each cache hit, and names."""
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
-    found: dict[str, Any] = {"hits": {}, "sums": {}}
+    found: dict[str, Any] = {"hits": {}, "sums": {}, "names": []}
     for kind in ("Explicit", "Auto"):
         operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
         found["hits"][kind], found["sums"][kind] = [], []
         for window in (None, 3):
             call = jax.jit(lambda *x, window=window: attention(*x, local_window_size=window))
             lowered = call.lower(*operands)
+            found["names"] += re.findall(r'attn_dispatch = "([^"]*)"', lowered.as_text())
             events.clear()
             compiled = lowered.compile()
             found["hits"][kind].append(any(x.endswith("cache_hits") for x in events))

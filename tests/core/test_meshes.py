@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -173,3 +174,6 @@ def test_compilation_cache_distinguishes_and_finds_calls(tmp_path):
     assert len(set(first["sums"]["Auto"])) == 2
     for kind in ("Explicit", "Auto"):
         assert first["hits"][kind] == [False, False] and again["hits"][kind] == [True, True]
+    # What the partitioner's messages repeat of a call along Auto axes.
+    assert first["names"] == again["names"] and len(set(first["names"])) == 2
+    assert all(re.fullmatch(r"forward [0-9a-f]{16}", x) for x in first["names"])

@@ -200,6 +200,21 @@ def test_what_is_no_function_is_an_error(explain: Any):
         explain(3, Q, target="h100")
 
 
+def test_reprs_are_short_lines():
+    found = explain_program(attend, Q, target="gfx942")
+    call = found.calls[0]
+    calls = "1 attention call of attn_dispatch, 0 fallbacks"
+    assert repr(found) == f"<ProgramExplanation attend: {calls}, {found.device.name}>"
+    assert repr(call).endswith(f"test_programs.py:{LINE}, in attend: forward 1 by aiter>")
+    verdicts = [repr(x) for x in call.explanation.forward]
+    assert {"<Verdict aiter: runs>", "<Verdict cudnn: cannot run, 1 reason>"} <= {*verdicts}
+    query, name = "query bfloat16[2, 128, 4, 64]", found.device.name
+    assert repr(call.explanation) == f"<Explanation of a call of {query}: forward: aiter, {name}>"
+    spec = call.explanation.call
+    assert repr(spec) == f"<AttentionSpec {spec}>"
+    assert "maxGridSize" not in repr(explain_program(attend, Q, target="h100").device)
+
+
 def in_float32(q: Any) -> jax.Array:
     return attend(q.astype(jnp.float32))
 

@@ -302,6 +302,9 @@ class AttentionSpec:
         }
         return tuple(by_name[name] for name in self.result_names)
 
+    def __repr__(self) -> str:
+        return f"<AttentionSpec {self}>"
+
     def __str__(self) -> str:
         direction = "backward" if self.is_backward else "forward"
         parts = [*map(str, self.operands), *options_text(self.meaning, self.wanted)]

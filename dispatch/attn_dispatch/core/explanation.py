@@ -79,6 +79,10 @@ class Explanation:
             return "none"
         return ", ".join(f"{direction}: {name or 'none'}" for direction, name in names.items())
 
+    def __repr__(self) -> str:
+        query = self.call.operands[0]
+        return f"<Explanation of a call of {query}: {self._chosen}, {self.device.name}>"
+
     def __str__(self) -> str:
         return self.text()
 

@@ -7,6 +7,7 @@ of batch 1, kv heads), its gradient is the sum of what they compute.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -56,10 +57,18 @@ def partitioned(
     surroundings = settings.current()
     # Metadata make the call a part of the key of JAX's compilation cache. Otherwise only a Python
     # object holds it, whose address jax_remove_custom_partitioning_ptr_from_cache_key ignores.
-    with set_xla_metadata(attn_dispatch=f"{call!r} {surroundings!r}"):
+    with set_xla_metadata(attn_dispatch=_name_of(call, surroundings)):
         more = numbers(call) if is_in_group else []
         further = tuple(x.shape for x in operands[len(call.operands) :])
         return _partitioner(bind, call, further, surroundings, is_in_group)(*operands, *more)
+
+
+def _name_of(call: LeadingCall, surroundings: settings.Settings) -> str:
+    """A name that only equal calls under equal settings share, short because XLA's messages repeat
+    it: "forward 1f0c5e9a8b7d6c3e"."""
+    direction = "backward" if call.options.wanted.gradients else "forward"
+    facts = f"{call!r} {surroundings!r}".encode()
+    return f"{direction} {hashlib.sha256(facts).hexdigest()[:16]}"
 
 
 @lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ from attn_dispatch.core.unplanned import is_unknown
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.reason import Reason
+from attn_dispatch.text import counted
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Verdict:
     """What the limit on scratch memory did, if anything."""
     predicted: Prediction | None = None
     """The time that the implementation is expected to take, if its rates are known."""
+
+    def __repr__(self) -> str:
+        if self.is_unknown:
+            how = "unknown"
+        elif self.plan is None:
+            how = f"cannot run, {counted(len(self.reasons), 'reason')}"
+        else:
+            how = f"runs{'' if self.predicted is None else f', {self.predicted}'}"
+        return f"<Verdict {self.implementation}: {how}>"
 
     @property
     def is_eligible(self) -> bool:

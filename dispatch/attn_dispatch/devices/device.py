@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Platform = Literal["cuda", "rocm", "cpu", "other"]
@@ -20,7 +20,7 @@ class Device:
     """"sm90", "gfx942", "cpu", …"""
     name: str
     """The product's name: "NVIDIA H200"."""
-    properties: str | None = None
+    properties: str | None = field(default=None, repr=False)
     """NVIDIA, if the device is not present: cuDNN's device properties as JSON, which are all that
     planning needs."""
     ordinal: int | None = None

@@ -32,6 +32,13 @@ class ProgramCall:
     """What `attn_dispatch.explain` returns for the part that one device computes, without verdicts
     on a direction that does not run."""
 
+    def __repr__(self) -> str:
+        names = (self.explanation.chosen_forward, self.explanation.chosen_backward)
+        runs = (self.forward_runs, self.backward_runs)
+        each = zip(self._directions, runs, names, strict=True)
+        by = [f"{x} {times} by {name}" for (x, found), times, name in each if found]
+        return f"<ProgramCall {_text_of(self.place)}: {', '.join(by)}>"
+
     @property
     def share(self) -> DeviceShare | None:
         """On a mesh: which part of the program's call one device computes."""
@@ -104,6 +111,10 @@ class ProgramExplanation:
             return ""
         number = f", {len(calls)} of them without a kernel" if len(calls) < len(self.calls) else ""
         return self._text(self._number_of_calls + number, calls, width, codes=False)
+
+    def __repr__(self) -> str:
+        counts = f"{self._number_of_calls}, {counted(len(self.fallbacks), 'fallback')}"
+        return f"<ProgramExplanation {self.name}: {counts}, {self.device.name}>"
 
     def __str__(self) -> str:
         return self.text()
