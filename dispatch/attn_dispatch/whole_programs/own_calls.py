@@ -10,6 +10,7 @@ from typing import cast
 from jax.extend.core import JaxprEqn
 
 from attn_dispatch import settings
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.derivatives import attn_jvp_p
@@ -43,7 +44,16 @@ class Calls:
     )
 
 
-_Key = tuple[Place | None, CallSettings, AttentionSpec]
+@dataclass(frozen=True)
+class _Key:
+    """What a forward call and its backward call have in common, however devices share them."""
+
+    place: Place | None
+    settings: CallSettings
+    meant: AttentionSpec
+    """The forward call of all devices, whatever it returns."""
+    sharded: tuple[object, ...]
+    """The shardings of the forward call's operands; on a mesh, how a formula is split."""
 
 
 class OwnCalls:
@@ -62,9 +72,9 @@ class OwnCalls:
             return False
         own = _settings_of(equation)
         with settings.within(own):
-            found, share = _call_in(equation, self._find_sketch)
-        place, spec = place_of(equation), found.without_settings
-        calls = self._found.setdefault((place, own, _meant(spec)), Calls(place, own, share))
+            found = _call_in(equation, self._find_sketch)
+        spec, key = found.spec.without_settings, _Key(place_of(equation), own, *found.identity)
+        calls = self._found.setdefault(key, Calls(key.place, own, found.share))
         specs = calls.backward if spec.is_backward else calls.forward
         runs = replace(runs, again=0) if spec.is_backward else runs
         specs.setdefault(spec, []).append(runs)
@@ -95,29 +105,46 @@ def _settings_of(equation: JaxprEqn) -> CallSettings:
     return cast("AttentionOptions", equation.params["options"]).settings
 
 
-def _call_in(
-    equation: JaxprEqn, find_sketch: Callable[[], Sketch | None]
-) -> tuple[AttentionSpec, DeviceShare | None]:
-    """The call of one device, and which part of the program's call it is."""
+@dataclass(frozen=True)
+class _Call:
+    spec: AttentionSpec
+    """The call of one device."""
+    share: DeviceShare | None
+    """Which part of the program's call that is."""
+    whole: AttentionSpec
+    """The call of all devices; with `context_axis` as if all had the same rows."""
+    shardings: Sequence[object]
+    """Those of the operands, or on a mesh how a formula is split."""
+
+    @property
+    def identity(self) -> tuple[AttentionSpec, tuple[object, ...]]:
+        """The forward call that this one is or belongs to, and how its operands are sharded."""
+        spec = self.whole.without_settings
+        options = spec.options.forward
+        own = len(options.operands)
+        return AttentionSpec(options, spec.operands[:own]), tuple(self.shardings[:own])
+
+
+def _call_in(equation: JaxprEqn, find_sketch: Callable[[], Sketch | None]) -> _Call:
     types = [type_of(x) for x in equation.invars]
     is_sharded = types[0].sharding.mesh.size > 1
-    all_of_it = DeviceShare("all of it; XLA splits the operations of the formula")
-    by_formula = all_of_it if is_sharded else None
+    by_formula = (
+        DeviceShare("all of it; XLA splits the operations of the formula") if is_sharded else None
+    )
+    of_formula = (by_formula,) if is_sharded else ()
     if equation.primitive is by_formula_p:
-        return cast("AttentionSpec", equation.params["spec"]), by_formula
+        spec = cast("AttentionSpec", equation.params["spec"])
+        return _Call(spec, by_formula, spec, of_formula)
     options = cast("AttentionOptions", equation.params["options"])
     operands = types[: len(options.operands)]
     if equation.primitive is attn_jvp_p:
         wanted = cast("tuple[str, ...]", equation.params["wanted"])
         derivative = derivative_on(types[0].sharding.mesh)
-        return spec_of_tangents(operands, options, wanted, derivative), by_formula
-    return of_one_device(operands, options, find_sketch)
-
-
-def _meant(spec: AttentionSpec) -> AttentionSpec:
-    """The forward call that a call is or belongs to, whatever it returns."""
-    options = spec.options.forward
-    return AttentionSpec(options, spec.operands[: len(options.operands)])
+        spec = spec_of_tangents(operands, options, wanted, derivative)
+        return _Call(spec, by_formula, spec, of_formula)
+    spec, share = of_one_device(operands, options, find_sketch)
+    shardings = [x.sharding for x in operands] if is_sharded else []
+    return _Call(spec, share, LeadingCall.of(operands, options).spec, shardings)
 
 
 def _paired(calls: Calls) -> Sequence[Pair]:
