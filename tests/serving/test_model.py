@@ -17,7 +17,16 @@ from attn_dispatch import serving
 SLOTS, MAX_PAGES, PAGES, PAGE = 3, 5, 9, 4
 JITTED = {
     name: jax.jit(getattr(serving, name))
-    for name in ("grow", "shrink", "free", "free_behind", "share_prefix", "fork", "write")
+    for name in (
+        "grow",
+        "shrink",
+        "free",
+        "free_behind",
+        "share_prefix",
+        "fork",
+        "reorder",
+        "write",
+    )
 } | {"copy_pages": jax.jit(serving.copy_pages)}
 
 
@@ -99,13 +108,28 @@ class Model:
         if self.failed or source == target:
             self.failed = True
             return
-        before = self.held[target], self.pages[target]
-        whole = self.held[source]
-        self._share(source, target, len(whole) // PAGE)
-        more: list[list[int]] = [[] for _ in range(SLOTS)]
-        more[target] = whole[len(self.held[target]) :]
-        if not self.grow(more):
-            self.held[target], self.pages[target] = before
+        self.reorder([source if x == target else x for x in range(SLOTS)])
+
+    def reorder(self, parents: list[int]) -> None:
+        """A last page that is not full stays with its slot, or the first that continues it."""
+        if self.failed:
+            return
+        before = self.held, self.pages
+        self.held = [[*self.held[x]] if x >= 0 else [] for x in parents]
+        pages = [[*self.pages[x]] if x >= 0 else [] for x in parents]
+        copied = [
+            slot
+            for slot, parent in enumerate(parents)
+            if slot != (parent if parents[parent] == parent else parents.index(parent))
+            and len(self.held[slot]) % PAGE
+        ]
+        self.pages = [x[:-1] if slot in copied else x for slot, x in enumerate(pages)]
+        free = self.free
+        if len(copied) > len(free):
+            self.held, self.pages, self.failed = *before, True
+            return
+        for slot, page in zip(copied, free, strict=False):
+            self.pages[slot].append(page)
 
 
 class CacheAndModel:
@@ -149,6 +173,12 @@ class CacheAndModel:
         elif name == "share_prefix":
             self.plain.share(*given)
             found = self("share_prefix", self.state, *given)
+        elif name == "reorder":
+            self.plain.reorder(list(given[0]))
+            found = self("reorder", self.state, np.array(given[0]))
+            if found is not None:
+                found, start, end = found
+                self.pages = self("copy_pages", self.pages, start, end)
         elif name == "clear":
             self.plain.failed = False
             found = serving.recovered(self.state)
@@ -195,6 +225,7 @@ STEPS = st.one_of(
     ),
     st.tuples(st.just("share_prefix"), ONE_SLOT, ONE_SLOT, st.integers(0, 20)),
     st.tuples(st.just("fork"), ONE_SLOT, ONE_SLOT),
+    st.tuples(st.just("reorder"), for_each_slot(st.integers(-1, SLOTS - 1))),
     st.just(("clear",)),
 )
 WITH_CLEARING = st.tuples(st.booleans(), STEPS)

@@ -15,6 +15,7 @@ they are written in place.
 from attn_dispatch.semantics.merge import merged as merge
 from attn_dispatch.serving.freeing import free_behind
 from attn_dispatch.serving.pages import copy_pages, new_pages, write
+from attn_dispatch.serving.reordering import reorder
 from attn_dispatch.serving.sharing import fork, share_prefix
 from attn_dispatch.serving.tables import (
     OutOfPages,
@@ -40,6 +41,7 @@ __all__ = [
     "new_tables",
     "raise_if_failed",
     "recovered",
+    "reorder",
     "share_prefix",
     "shrink",
     "write",

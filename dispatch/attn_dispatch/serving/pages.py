@@ -176,7 +176,7 @@ def _check_integers(name: str, x: jax.Array, number: int) -> None:
 
 
 def copy_pages(pages: jax.Array, from_page: ArrayLike, to_page: ArrayLike) -> jax.Array:
-    """The pages [P, ...] with one or several pages copied, as needed after `fork`.
+    """The pages [P, ...] with one or several pages copied, as needed after `fork` and `reorder`.
 
     Raises:
       ValueError: from_page and to_page are not integers of the same shape, or known numbers are not

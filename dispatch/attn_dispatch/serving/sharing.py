@@ -8,17 +8,19 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from attn_dispatch.serving.reordering import reorder
 from attn_dispatch.serving.tables import (
     NO_PAGE,
     PageTables,
-    grow,
     raise_if_known_failed,
-    recovered,
     unchanged_if_failed,
     with_count_changed,
     with_lengths,
 )
 from attn_dispatch.typed_jax import is_tracer
+
+_NO_SLOT = -2
+"""A wrong parent, with which `reorder` fails."""
 
 
 def share_prefix(
@@ -95,20 +97,14 @@ def fork(
       copy.
 
     Raises:
-      OutOfPages: as for `grow`.
-      ValueError: source and target are not two slots.
+      OutOfPages: as for `reorder`.
+      ValueError: source and target are not two slots, or as for `reorder`.
     """
     raise_if_known_failed(tables)
     is_impossible = _check_pair(tables, source, target, 0)
-    length = tables.lengths[source]
-    shared = _shared(recovered(tables), source, target, _whole_pages(tables, source, length))
-    rest = length - shared.lengths[target]
-    grown = grow(shared, jnp.zeros_like(tables.lengths).at[target].set(rest))
-    grown = unchanged_if_failed(is_impossible | grown.failed, tables, grown)
-    last = jnp.maximum(tables.pages_of(length) - 1, 0)
-    from_page, to_page = (jnp.maximum(grown.table[x, last], 0) for x in (source, target))
-    is_copied = (rest > 0) & ~grown.failed
-    return grown, from_page, jnp.where(is_copied, to_page, from_page)
+    parents = jnp.arange(tables.lengths.shape[0]).at[target].set(source)
+    forked, from_page, to_page = reorder(tables, jnp.where(is_impossible, _NO_SLOT, parents))
+    return forked, from_page[target], to_page[target]
 
 
 def _check_pair(

@@ -92,10 +92,13 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     Raises:
       OutOfPages: there are not enough pages, or tables have failed before. In traced code nothing
         is raised, nothing changes, and `failed` is True from then on.
-      ValueError: tokens are not [B].
+      ValueError: tokens are not [B]; or rows of the table were moved without `reorder`, as in
+        `table[parents]`, so that references are wrong or sequences would write to one page. In
+        traced code such tables are a failure too.
     """
     raise_if_known_failed(tables)
-    tokens = _checked_integers_by_slot("tokens", tables, tokens)
+    is_moved = raise_if_known_moved(tables)
+    tokens = checked_integers_by_slot("tokens", tables, tokens)
     lengths = tables.lengths + tokens
     have, want = tables.pages_of(tables.lengths), tables.pages_of(lengths)
     needed = want - have
@@ -103,13 +106,21 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     is_new = (column >= have[:, None]) & (column < want[:, None])
     # The new pages of all slots, one slot after the other, take the free pages in order.
     order = (jnp.cumsum(needed) - needed)[:, None] + column - have[:, None]
-    free_pages = _free_pages(tables)
-    taken = jnp.take(free_pages, order, mode="clip")
+    taken = jnp.take(free_pages_in_order(tables.references), order, mode="clip")
     table = jnp.where(is_new, taken, tables.table)
     references = with_count_changed(tables.references, taken, is_new, 1)
     too_long = (want > tables.table.shape[1]).any()
+    last, is_shared = _last_page_is_shared(tables, tables.lengths)
     is_impossible = too_long | (needed.sum() > tables.free_pages) | (tokens < 0).any()
+    is_impossible |= (is_shared & (tokens > 0)).any()
     if not is_tracer(is_impossible) and is_impossible:
+        if (is_shared & (tokens > 0)).any():
+            slot = int(jnp.argmax(is_shared & (tokens > 0)))
+            raise ValueError(
+                f"tokens: expected none for slots that end inside a shared page, got "
+                f"{int(tokens[slot])} for slot {slot}, whose last page, {int(last[slot])}, other "
+                "sequences have too: serving.fork and serving.reorder say which pages to copy"
+            )
         if too_long:
             slot = int(jnp.argmax(want))
             raise OutOfPages(
@@ -123,7 +134,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
             f"{tables.references.shape[0]}, got {int(needed.sum())}"
         )
     grown = replace(tables, table=table, lengths=lengths, references=references)
-    return unchanged_if_failed(is_impossible, tables, grown)
+    return unchanged_if_failed(is_impossible | is_moved, tables, grown)
 
 
 def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
@@ -140,12 +151,11 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
         invalid values raise nothing: nothing changes, and `failed` is True from then on.
     """
     raise_if_known_failed(tables)
-    tokens = _checked_integers_by_slot("tokens", tables, tokens)
+    tokens = checked_integers_by_slot("tokens", tables, tokens)
     lengths = jnp.clip(tables.lengths - tokens, 0, tables.lengths)
-    last = jnp.maximum(tables.pages_of(lengths) - 1, 0)
-    page = jnp.take_along_axis(tables.table, last[:, None], axis=1)[:, 0]
-    cannot_write = (page < 0) | (tables.references[jnp.maximum(page, 0)] > 1)
-    is_wrong = cannot_write & (lengths % tables.page_size > 0) & (lengths < tables.lengths)
+    page, is_shared = _last_page_is_shared(tables, lengths)
+    is_freed = (page < 0) & (lengths % tables.page_size > 0)
+    is_wrong = (is_shared | is_freed) & (lengths < tables.lengths)
     is_impossible = is_wrong.any() | (tokens < 0).any()
     if not is_tracer(is_impossible) and is_impossible:
         if (tokens < 0).any():
@@ -161,6 +171,15 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
             f"slot {slot} would keep {int(lengths[slot])} keys, and end inside {where}"
         )
     return unchanged_if_failed(is_impossible, tables, with_lengths(tables, lengths))
+
+
+def _last_page_is_shared(tables: PageTables, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[B]: the page in which a sequence of these lengths ends, and whether it ends inside a page
+    that other sequences have too."""
+    last = jnp.maximum(tables.pages_of(lengths) - 1, 0)
+    page = jnp.take_along_axis(tables.table, last[:, None], axis=1)[:, 0]
+    has_others = (page >= 0) & (tables.references[jnp.maximum(page, 0)] > 1)
+    return page, has_others & (lengths % tables.page_size > 0)
 
 
 def free(tables: PageTables, slots: ArrayLike) -> PageTables:
@@ -180,9 +199,11 @@ def raise_if_failed(tables: PageTables) -> None:
 
     Raises:
       OutOfPages: an operation ran out of pages, would have shrunk a sequence into a shared or freed
-        page, or got a number of tokens or a window below 0.
+        page, or got a number of tokens or a window below 0, or parents that are not slots.
+      ValueError: rows of the table were moved without `reorder`.
     """
     if tables.failed:
+        raise_if_known_moved(tables)
         number, room = tables.references.shape[0], tables.table.shape[1] * tables.page_size
         raise OutOfPages(
             "in traced code a sequence could not grow or shrink, and nothing has changed since but "
@@ -223,9 +244,32 @@ def with_count_changed(
     return references.at[at].add(change, mode="drop")
 
 
-def _free_pages(tables: PageTables) -> jax.Array:
-    """int32 [P]: the free pages in ascending order; the rest is unspecified."""
-    is_free, number = tables.references == 0, tables.references.shape[0]
+def counted_references(table: jax.Array, num_pages: int) -> jax.Array:
+    """int32 [P]: how often each page is in a table."""
+    return with_count_changed(jnp.zeros(num_pages, jnp.int32), table, table >= 0, 1)
+
+
+def raise_if_known_moved(tables: PageTables) -> jax.Array:
+    """bool []: whether pages have other references than the table has; raises if that is known.
+
+    They do after rows of the table were moved without the functions of this module. Several
+    sequences might then write to one page, and pages that are in use might become free.
+    """
+    found = counted_references(tables.table, tables.references.shape[0])
+    is_moved = (found != tables.references).any()
+    if not is_tracer(is_moved) and is_moved:
+        page = int(jnp.argmax(found != tables.references))
+        raise ValueError(
+            f"tables: expected references to say how many rows of the table have each page, got "
+            f"{int(tables.references[page])} for page {page}, which {int(found[page])} have. To "
+            "move rows, as in table[parents], take serving.reorder(tables, parents)"
+        )
+    return is_moved
+
+
+def free_pages_in_order(references: jax.Array) -> jax.Array:
+    """int32 [P]: the pages without references in ascending order; the rest is unspecified."""
+    is_free, number = references == 0, references.shape[0]
     at = jnp.where(is_free, jnp.cumsum(is_free) - 1, number)
     return jnp.zeros(number, jnp.int32).at[at].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
 
@@ -252,7 +296,7 @@ def checked_slots(tables: PageTables, slots: ArrayLike) -> jax.Array:
     return slots
 
 
-def _checked_integers_by_slot(name: str, tables: PageTables, x: ArrayLike) -> jax.Array:
+def checked_integers_by_slot(name: str, tables: PageTables, x: ArrayLike) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer) or x.shape != tables.lengths.shape:
         raise ValueError(
