@@ -27,6 +27,7 @@ from extras import bare_kernels
 from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
 from attn_dispatch.core.tuning.timing import orders
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.implementation import ImplementationName
 from attn_dispatch_tools.reports.environment import environment
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP = 4, 4096, 32, 8, 128, 14336
@@ -104,14 +105,14 @@ def packed_rows() -> tuple[np.ndarray, np.ndarray, jax.Array]:
     return np.pad(positions, (0, padding)), is_real, cu
 
 
-def ours(implementation: str | None, cu: jax.Array) -> Attention:
+def ours(implementation: ImplementationName | None, cu: jax.Array) -> Attention:
     return partial(
         ragged_dot_product_attention, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=LONGEST,
         max_seqlen_kv=LONGEST, is_causal=True, implementation=implementation,
     )  # fmt: skip
 
 
-def by_segment_ids(implementation: str | None) -> Attention:
+def by_segment_ids(implementation: ImplementationName | None) -> Attention:
     ids = np.repeat(np.arange(1, len(LENGTHS) + 1), LENGTHS)
     ids = jnp.asarray(np.pad(ids, (0, TOKENS - len(ids)))[None], jnp.int32)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Literal, SupportsFloat, SupportsIndex, cast
+from typing import Literal, NewType, SupportsFloat, SupportsIndex, cast
 
 import jax
 import numpy as np
@@ -21,6 +21,13 @@ QkvLayout = Literal["BTNH", "BNTH"]
 """The axes of query, key, value and the output, by the names of jax.nn."""
 KvLayout = Literal["NHD", "HND"]
 """The axes of a page, [page, K, H] or [K, page, H], by the names of FlashInfer."""
+
+ImplementationName = Literal["cudnn", "flash", "fa4", "aiter", "xla"]
+"""The implementations that are included."""
+OwnName = NewType("OwnName", str)
+"""The name of another package's implementation, or one that is known only at run time."""
+AnyImplementation = ImplementationName | OwnName
+Implementations = AnyImplementation | Sequence[AnyImplementation] | None
 
 Side = int | jax.Array | None
 Window = int | jax.Array | Sequence[Side] | None
