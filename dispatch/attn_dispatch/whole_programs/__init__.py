@@ -59,7 +59,10 @@ def explain_program(
         force.
     """
     if not callable(function):
-        raise ValueError(f"explain_program: expected a function, got {function!r}")
+        raise ValueError(
+            f"explain_program: expected a function, got {function!r:.60}; pass the function "
+            "itself, and its arguments behind it"
+        )
     if target is not None:
         with target_block(target):
             return explain_program(function, *args, mesh=mesh)
