@@ -30,6 +30,7 @@ from command import save
 import attn_dispatch
 from attn_dispatch import dot_product_attention
 from attn_dispatch.core import jax_compat
+from attn_dispatch.implementation import ImplementationName
 from attn_dispatch_tools.reports.environment import environment
 
 LENGTH = 8192
@@ -57,7 +58,7 @@ def mask_mod(number: int) -> Case:
     return call, (_ARRAY((1,), jnp.int32),)
 
 
-def window(number: int, implementation: str = "fa4") -> Case:
+def window(number: int, implementation: ImplementationName = "fa4") -> Case:
     def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         size = (1000 + number, 0)
         return dot_product_attention(
@@ -67,14 +68,14 @@ def window(number: int, implementation: str = "fa4") -> Case:
     return call, ()
 
 
-def causal(number: int, implementation: str = "fa4") -> Case:
+def causal(number: int, implementation: ImplementationName = "fa4") -> Case:
     def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
 
     return call, ()
 
 
-def documents(number: int, implementation: str = "fa4") -> Case:
+def documents(number: int, implementation: ImplementationName = "fa4") -> Case:
     def call(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
         given = dict.fromkeys(("query_segment_ids", "key_value_segment_ids"), ids)
         return dot_product_attention(

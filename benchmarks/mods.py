@@ -21,6 +21,7 @@ from command import arguments, save
 from timing import by_turns, median_ratio
 
 from attn_dispatch import dot_product_attention, mods
+from attn_dispatch.implementation import ImplementationName
 from attn_dispatch_tools.reports.environment import environment
 
 _SIZE = {"b": 1, "t": 8192, "n": 16, "k": 4, "h": 128}
@@ -61,7 +62,7 @@ sizes that differ from `_SIZE`."""
 
 
 def programs(
-    options: Callable[..., dict[str, Any]], implementation: str | None
+    options: Callable[..., dict[str, Any]], implementation: ImplementationName | None
 ) -> dict[str, Callable[..., Any]]:
     """The jitted call and its gradients, functions of query, key, value and what the mod reads."""
 

@@ -4,21 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack, overload
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Arguments, with_known_lengths
 from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
+from attn_dispatch.call.keywords import DenseOptions, RaggedOptions
 from attn_dispatch.call.layouts import QkvLayout
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import CausalAlignment
-from attn_dispatch.call.static_arguments import Window, check_positive_int
-from attn_dispatch.call_steps import Results, normal_form, run
+from attn_dispatch.call.static_arguments import Implementations, Window, check_positive_int
+from attn_dispatch.call_steps import Four, No, Results, Three, Two, Yes, normal_form, run
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 
 
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: No = False, return_lse: No = False, return_max_logits: No = False,
+    **options: Unpack[DenseOptions],
+) -> jax.Array: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: Yes, return_lse: No = False, return_max_logits: No = False,
+    **options: Unpack[DenseOptions],
+) -> Two: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: No = False, return_lse: Yes, return_max_logits: No = False,
+    **options: Unpack[DenseOptions],
+) -> Two: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: No = False, return_lse: No = False, return_max_logits: Yes,
+    **options: Unpack[DenseOptions],
+) -> Two: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: Yes, return_lse: Yes, return_max_logits: No = False,
+    **options: Unpack[DenseOptions],
+) -> Three: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: Yes, return_lse: No = False, return_max_logits: Yes,
+    **options: Unpack[DenseOptions],
+) -> Three: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: No = False, return_lse: Yes, return_max_logits: Yes,
+    **options: Unpack[DenseOptions],
+) -> Three: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: Yes, return_lse: Yes, return_max_logits: Yes,
+    **options: Unpack[DenseOptions],
+) -> Four: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None, *,
+    return_residual: bool = False, return_lse: bool = False, return_max_logits: bool = False,
+    **options: Unpack[DenseOptions],
+) -> Results: ...  # fmt: skip
 @hints_at_foreign_names
 def dot_product_attention(
     query: ArrayLike,
@@ -49,7 +115,7 @@ def dot_product_attention(
     mask_mod: MaskMod | None = None,
     mask_mod_args: Sequence[object] = (),
     qkv_layout: QkvLayout | None = None,
-    implementation: str | Sequence[str] | None = None,
+    implementation: Implementations = None,
     context_axis: str | Sequence[str] | None = None,
     sequence_order: SequenceOrder = "contiguous",
     return_residual: bool = False,
@@ -221,6 +287,36 @@ def dot_product_attention(
     return run(normal_form(arguments), arguments)
 
 
+@overload
+def ragged_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, *, cu_seqlens_q: ArrayLike,
+    cu_seqlens_kv: ArrayLike, max_seqlen_q: int, max_seqlen_kv: int,
+    return_lse: No = False, return_max_logits: No = False, **options: Unpack[RaggedOptions],
+) -> jax.Array: ...  # fmt: skip
+@overload
+def ragged_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, *, cu_seqlens_q: ArrayLike,
+    cu_seqlens_kv: ArrayLike, max_seqlen_q: int, max_seqlen_kv: int,
+    return_lse: Yes, return_max_logits: No = False, **options: Unpack[RaggedOptions],
+) -> Two: ...  # fmt: skip
+@overload
+def ragged_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, *, cu_seqlens_q: ArrayLike,
+    cu_seqlens_kv: ArrayLike, max_seqlen_q: int, max_seqlen_kv: int,
+    return_lse: No = False, return_max_logits: Yes, **options: Unpack[RaggedOptions],
+) -> Two: ...  # fmt: skip
+@overload
+def ragged_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, *, cu_seqlens_q: ArrayLike,
+    cu_seqlens_kv: ArrayLike, max_seqlen_q: int, max_seqlen_kv: int,
+    return_lse: Yes, return_max_logits: Yes, **options: Unpack[RaggedOptions],
+) -> Three: ...  # fmt: skip
+@overload
+def ragged_dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, *, cu_seqlens_q: ArrayLike,
+    cu_seqlens_kv: ArrayLike, max_seqlen_q: int, max_seqlen_kv: int,
+    return_lse: bool = False, return_max_logits: bool = False, **options: Unpack[RaggedOptions],
+) -> Results: ...  # fmt: skip
 @hints_at_foreign_names
 def ragged_dot_product_attention(
     query: ArrayLike,
@@ -246,7 +342,7 @@ def ragged_dot_product_attention(
     score_mod_args: Sequence[object] = (),
     mask_mod: MaskMod | None = None,
     mask_mod_args: Sequence[object] = (),
-    implementation: str | Sequence[str] | None = None,
+    implementation: Implementations = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
 ) -> Results:

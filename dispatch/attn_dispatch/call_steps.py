@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,14 @@ from attn_dispatch.core import call_warnings, select
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 
-Results: TypeAlias = Any
-"""The output, a `jax.Array`; with a `return_…` argument, a tuple of arrays.
+Results: TypeAlias = jax.Array | tuple[jax.Array, ...]
+"""The output; with a `return_…` argument, a tuple of the output and what was asked for."""
+Two: TypeAlias = tuple[jax.Array, jax.Array]
+Three: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+Four: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
-`Any`, because a union would have to be narrowed by everyone who asks for one array, and overloads
-would repeat thirty arguments for each combination of flags.
-"""
+No: TypeAlias = Literal[False]
+Yes: TypeAlias = Literal[True]
 
 
 def normal_form(arguments: Arguments) -> Call:

@@ -10,6 +10,7 @@ from attn_dispatch.call.features import FEATURES
 from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import AttentionOptions, Meaning, Promises, Wanted
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.static_arguments import ImplementationName, OwnName
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.from_packages import GROUP
 from attn_dispatch.devices.implementation import Plan
@@ -21,8 +22,10 @@ __all__ = [
     "AttentionOptions",
     "AttentionSpec",
     "Device",
+    "ImplementationName",
     "Meaning",
     "Operand",
+    "OwnName",
     "Plan",
     "Promises",
     "Reason",

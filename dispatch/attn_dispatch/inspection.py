@@ -32,6 +32,7 @@ from attn_dispatch.core.sketch import Sketch, of_program
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.devices.target_names import Target
 from attn_dispatch.paged import paged_attention, paged_calls
 from attn_dispatch.programs.tracing import Mod, trace
 from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer
@@ -64,7 +65,7 @@ def dropout_mask(*args: ArrayLike | None, **kwargs: Unpack[CallArguments[ArrayLi
 
 
 def explain(
-    *args: Shaped | None, target: str | None = None, **kwargs: Unpack[CallArguments[Shaped]]
+    *args: Shaped | None, target: Target | None = None, **kwargs: Unpack[CallArguments[Shaped]]
 ) -> Explanation:
     """Which implementation would run a call, and why each of the others would not.
 

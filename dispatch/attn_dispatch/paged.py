@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,34 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Arguments, with_known_lengths
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
+from attn_dispatch.call.keywords import PagedOptions
 from attn_dispatch.call.layouts import KvLayout, separate_pages
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.paged_arguments import check_ragged, with_cut_table
-from attn_dispatch.call.static_arguments import Window
-from attn_dispatch.call_steps import Results, normal_form, run
+from attn_dispatch.call.static_arguments import Implementations, Window
+from attn_dispatch.call_steps import No, Results, Two, Yes, normal_form, run
 from attn_dispatch.programs.functions import ScoreMod
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 
 
+@overload
+def paged_attention(
+    query: ArrayLike, key_pages: ArrayLike, value_pages: ArrayLike | None, page_table: ArrayLike,
+    key_value_seq_lengths: ArrayLike, *, return_lse: No = False, **options: Unpack[PagedOptions],
+) -> jax.Array: ...  # fmt: skip
+@overload
+def paged_attention(
+    query: ArrayLike, key_pages: ArrayLike, value_pages: ArrayLike | None, page_table: ArrayLike,
+    key_value_seq_lengths: ArrayLike, *, return_lse: Yes, **options: Unpack[PagedOptions],
+) -> Two: ...  # fmt: skip
+@overload
+def paged_attention(
+    query: ArrayLike, key_pages: ArrayLike, value_pages: ArrayLike | None, page_table: ArrayLike,
+    key_value_seq_lengths: ArrayLike, *, return_lse: bool = False, **options: Unpack[PagedOptions],
+) -> Results: ...  # fmt: skip
 @hints_at_foreign_names
 def paged_attention(
     query: ArrayLike,
@@ -44,7 +61,7 @@ def paged_attention(
     score_mod: ScoreMod | None = None,
     score_mod_args: Sequence[object] = (),
     kv_layout: KvLayout = "NHD",
-    implementation: str | Sequence[str] | None = None,
+    implementation: Implementations = None,
     return_lse: bool = False,
 ) -> Results:
     """Attention of new queries to a paged cache of keys and values, for serving.
@@ -134,11 +151,10 @@ def paged_attention(
         )
     )
     calls, packed = paged_calls(arguments)
-    results = [run(call, arguments) for call in calls]
-    if not return_lse:
-        return packed(results, 0)
-    outs, lses = zip(*results, strict=True)
-    return packed(outs, 0), packed(lses, -jnp.inf)
+    each = (run(call, arguments) for call in calls)
+    results = zip(*(x if isinstance(x, tuple) else (x,) for x in each), strict=True)
+    out, *lse = map(packed, results, (0, -jnp.inf))
+    return (out, *lse) if lse else out
 
 
 Packed = Callable[[Sequence[jax.Array], float], jax.Array]

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.implementation import ImplementationName
+
 from .model import Cache, Config, InputError, Params, decode_step, forward
 
 # The cache's size is rounded up to a multiple of this, so that prompts of similar lengths share a
@@ -25,7 +27,11 @@ class Generated:
 
 @functools.partial(jax.jit, static_argnames=("config", "size", "implementation"))
 def prefill(
-    params: Params, prompt: jax.Array, config: Config, size: int, implementation: str | None = None
+    params: Params,
+    prompt: jax.Array,
+    config: Config,
+    size: int,
+    implementation: ImplementationName | None = None,
 ) -> tuple[jax.Array, Cache]:
     """The token [B] that follows the prompt [B, T], and the prompt's cache [L, B, size, K, H]."""
     logits, cache = forward(params, prompt, config, implementation=implementation)
@@ -48,7 +54,7 @@ def generate(
     count: int,
     end_id: int,
     *,
-    implementation: str | None = None,
+    implementation: ImplementationName | None = None,
     on_token: Callable[[], object] = lambda: None,
 ) -> Generated:
     """Up to `count` tokens after `prompt`, always the likeliest one; stops at `end_id`."""

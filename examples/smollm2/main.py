@@ -20,6 +20,7 @@ from rich.progress import Progress, track
 from rich.table import Table
 
 import attn_dispatch
+from attn_dispatch.implementation import ImplementationName
 
 from .. import options
 from ..screen import console
@@ -117,7 +118,9 @@ def _load(path: pathlib.Path | None, dtype: jnp.dtype) -> tuple[Model, Params]:
     return Model(checkpoint.config, params, tokenizer, checkpoint.vocabulary.end_id), weights
 
 
-def _score(model: Model, windows: np.ndarray, implementation: str | None) -> dict[str, float]:
+def _score(
+    model: Model, windows: np.ndarray, implementation: ImplementationName | None
+) -> dict[str, float]:
     with console.status("Compiling the scoring pass"):
         loss = scoring.window_loss.lower(
             model.params, windows[0], model.config, implementation
@@ -140,7 +143,7 @@ def _score(model: Model, windows: np.ndarray, implementation: str | None) -> dic
 
 
 def _answer(
-    model: Model, prompt: str, count: int, implementation: str | None
+    model: Model, prompt: str, count: int, implementation: ImplementationName | None
 ) -> dict[str, float | str]:
     ids = model.tokenizer.encode(chat_prompt(prompt)).ids
     with Progress(console=console) as progress:
@@ -161,7 +164,7 @@ def _answer(
 
 
 def _plan(
-    config: Config, dtype: jnp.dtype, implementation: str | None
+    config: Config, dtype: jnp.dtype, implementation: ImplementationName | None
 ) -> attn_dispatch.Explanation:
     """The explanation of the scoring pass's attention call."""
     query = jax.ShapeDtypeStruct((1, WINDOW, config.heads, config.head_dim), dtype)
@@ -169,7 +172,7 @@ def _plan(
     return attn_dispatch.explain(query, key, value, is_causal=True, implementation=implementation)
 
 
-def _check_implementation(name: str | None, dtype: jnp.dtype) -> None:
+def _check_implementation(name: ImplementationName | None, dtype: jnp.dtype) -> None:
     """End the process if the implementation cannot run the model. Needs no weights."""
     try:
         plan = _plan(SMOLLM2_135M, dtype, name)
@@ -180,7 +183,7 @@ def _check_implementation(name: str | None, dtype: jnp.dtype) -> None:
         sys.exit(f"error: --implementation {name}: {reasons}")
 
 
-def _explain(config: Config, dtype: jnp.dtype, implementation: str | None) -> None:
+def _explain(config: Config, dtype: jnp.dtype, implementation: ImplementationName | None) -> None:
     """Print the explanation of the scoring pass's attention call."""
     table = _plan(config, dtype, implementation)
     # The console would break the lines of the table.
@@ -188,7 +191,7 @@ def _explain(config: Config, dtype: jnp.dtype, implementation: str | None) -> No
 
 
 def _compare(
-    model: Model, weights: Params, window: np.ndarray, implementation: str | None
+    model: Model, weights: Params, window: np.ndarray, implementation: ImplementationName | None
 ) -> dict[str, float]:
     """Compare the run's logits, and XLA's in the same dtype, with XLA's in float32.
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import attn_dispatch
+from attn_dispatch.implementation import ImplementationName
 
 # {"embed": [V, D], "output": [D, V] (absent when tied), "output_norm": [D],
 #  "layers": {name: [L, ...]}}, see gguf_weights.py.
@@ -55,7 +56,11 @@ class Cache:
 
 
 def forward(
-    params: Params, tokens: jax.Array, config: Config, *, implementation: str | None = None
+    params: Params,
+    tokens: jax.Array,
+    config: Config,
+    *,
+    implementation: ImplementationName | None = None,
 ) -> tuple[jax.Array, Cache]:
     """All logits [B, T, V] of tokens [B, T], and their keys and values [L, B, T, K, H]."""
     rotary = rotary_angles(jnp.arange(tokens.shape[1])[None], config)

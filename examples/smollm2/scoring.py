@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch.implementation import ImplementationName
+
 from .model import Config, InputError, Params, forward
 
 
@@ -39,7 +41,10 @@ def split_windows(ids: list[int], count: int, length: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("config", "implementation"))
 def window_loss(
-    params: Params, window: jax.Array, config: Config, implementation: str | None = None
+    params: Params,
+    window: jax.Array,
+    config: Config,
+    implementation: ImplementationName | None = None,
 ) -> jax.Array:
     """The summed -log probability of tokens 1 to T of `window` [T + 1], each from those before."""
     logits, _ = forward(params, window[None, :-1], config, implementation=implementation)
@@ -49,7 +54,10 @@ def window_loss(
 
 @functools.partial(jax.jit, static_argnames=("config", "implementation"))
 def window_logits(
-    params: Params, window: jax.Array, config: Config, implementation: str | None = None
+    params: Params,
+    window: jax.Array,
+    config: Config,
+    implementation: ImplementationName | None = None,
 ) -> jax.Array:
     """The logits [T, V] for tokens 1 to T of `window` [T + 1]."""
     return forward(params, window[None, :-1], config, implementation=implementation)[0][0]

@@ -73,6 +73,8 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"key": array(2, 5, 0, 8), "value": array(2, 5, 0, 8)},
      "query: expected the number of heads to be a multiple of key's 0, got 4 "
      "(arrays are [batch, length, heads, dim])"),
+    ({"bias": "alibi"}, "bias: expected an array, got 'alibi'"),
+    ({"dropout_rate": 0.1, "dropout_key": "seed"}, "dropout_key: expected an array, got 'seed'"),
     # bias and mask
     ({"mask": array(3, 5, dtype=np.int32)},
      f"mask: expected dtype bool (True = attend), got int32{_REMEDY}"),

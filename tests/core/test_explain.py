@@ -306,3 +306,14 @@ def test_a_call_of_sharded_arrays_is_that_of_one_device(kind: AxisType):
     assert found.share is not None
     assert found.share.received_bytes == 2 * 262_144 * 7 // 8
     assert "receives 459 kB of its operands from other devices" in str(found.share)
+
+
+def test_fp8_is_refused_with_what_to_do_everywhere():
+    x = jax.ShapeDtypeStruct((2, 128, 8, 64), jnp.float8_e4m3fn)
+    for target in ("h100", "mi300x", "cpu"):
+        found = explain(x, x, x, target=target)
+        assert found.chosen_forward is None
+        (reason,) = (x for v in found.forward for x in v.reasons if x.rule == "xla/dtype")
+        assert "to bfloat16, multiplied by their scales" in reason.remedy
+    with pytest.raises(NotImplementedError, match="cast query, key and value to bfloat16"):
+        dot_product_attention(*[jnp.zeros((1, 2, 1, 8), jnp.float8_e4m3fn)] * 3)

@@ -26,6 +26,7 @@ ARRAYS = [jax.ShapeDtypeStruct((2, 64, 8, 64), jnp.bfloat16)] * 3
         {"alibi_slopes": SLOPES},
         {"score_mod": mods.alibi(SLOPES)},
         {"score_mod": mods.alibi(SLOPES), "mask_mod": mods.prefix_lm(jnp.asarray([3, 5]))},
+        {"score_mod": mods.alibi(SLOPES), "mask_mod": mods.prefix_lm(3)},
     ],
 )
 def test_ready_made_kernels_run_the_arguments_and_the_mods(monkeypatch, options):

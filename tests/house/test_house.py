@@ -235,7 +235,6 @@ def test_no_function_of_the_library_takes_untyped_keywords():
 _ANY = {
     "__init__.py": "a public name of the package, whatever it is",
     "console.py": "rich's console, which need not be installed",
-    "call_steps.py": "the results of a public call, an array or a tuple of arrays",
     "core/choice/rates.py": "the JSON of measured rates",
     "core/inlined_module.py": "MLIR's operations",
     "core/jax_compat.py": "MLIR's values",

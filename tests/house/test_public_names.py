@@ -52,6 +52,8 @@ def test_a_name_that_does_not_exist_is_an_error():
         attn_dispatch.attend  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="has no attribute '_attend'"):
         attn_dispatch._attend  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="did you mean 'dot_product_attention'"):
+        attn_dispatch.dot_product_atention  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ImportError, match="cannot import name 'attend'"):
         exec("from attn_dispatch import attend")
 

@@ -17,7 +17,7 @@ pytest.importorskip("flax")
 
 from flax import linen, nnx
 
-from attn_dispatch import AttentionConventionWarning, dot_product_attention, mods
+from attn_dispatch import AttentionConventionWarning, dot_product_attention, explain, mods
 from attn_dispatch.integrations.flax import attention_fn
 
 # Flax has is_causal since 0.12.8, and groups in a later version.
@@ -354,3 +354,36 @@ def test_a_mod_gets_scores_in_the_dtype_of_the_operands():
             attention_fn, score_mod=lambda x, b, n, t, s: jax.lax.add(x, jnp.float64(1))
         )
         assert exact(query, key, key).dtype == jnp.float64
+
+
+@pytest.mark.parametrize("given", ["mask", "bias"])
+def test_attention_fn_takes_the_place_of_weights_and_an_einsum(given: str):
+    """As docs/integrations.md says of Transformers' models, with the masks that they make."""
+    mask = (PAIRS & (np.arange(S) < 5)).astype(np.float32)
+    bias = np.where(mask > 0, 0.0, np.finfo(np.float32).min).astype(np.float32)
+    more = {"dropout_rng": jax.random.key(0), "dropout_rate": 0.1, "broadcast_dropout": True,
+            "deterministic": True, "dtype": jnp.float32, "precision": None}  # fmt: skip
+
+    def before(q: Any, k: Any, v: Any) -> jax.Array:
+        weights = linen.dot_product_attention_weights(q, k, bias=bias, **more)
+        return jnp.einsum("...hqk,...khd->...qhd", weights, v)
+
+    def after(q: Any, k: Any, v: Any) -> jax.Array:
+        seen = {"bias": bias} if given == "bias" else {"mask": mask > 0}
+        return attention_fn(q, k, v, **seen, **more)
+
+    out_grad = np.cos(np.arange(B * T * N * H, dtype=np.float32)).reshape(B, T, N, H)
+    for x, y in zip(*(of_call(f, out_grad) for f in (before, after)), strict=True):
+        np.testing.assert_allclose(x, y, atol=3e-6)
+    struct = jax.ShapeDtypeStruct((2, 128, N, 64), jnp.bfloat16)
+    hidden = jax.ShapeDtypeStruct((2, 1, 1, 128), bool if given == "mask" else jnp.bfloat16)
+    options: Any = {given: hidden}
+    for target, kernel in (("h100", ("cudnn", "unknown")), ("mi300x", ("aiter",))):
+        found = explain(struct, struct, struct, **options, target=target)
+        assert found.chosen_forward in kernel and found.chosen_backward in kernel
+
+
+def of_call(call: Callable[..., jax.Array], out_grad: np.ndarray) -> list[jax.Array]:
+    """The output and the gradients of query, key and value."""
+    out, vjp = jax.vjp(call, Q, K, V)
+    return [out, *vjp(out_grad)]

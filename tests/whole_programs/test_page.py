@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import pytest
 
+from attn_dispatch_tools import cli
 from tests.support.backend import needs_cudnn
 from tests.support.repository import ROOT
 from tests.support.shown_times import without_predicted_times
@@ -68,3 +70,13 @@ def test_the_check_fails_if_one_layer_is_not_on_a_kernel(case: str):
     changed = names_of(CHECK.replace(CALL, instead))
     with pytest.raises(AssertionError, match=message):
         changed["test_every_layer_runs_on_a_kernel"]()
+
+
+@needs_cudnn
+def test_the_command_checks_the_program_of_the_page(tmp_path, monkeypatch, capsys):
+    (command,) = re.findall(r"^attn-dispatch (explain-program train:.*)$", PAGE, re.M)
+    (tmp_path / "train.py").write_text(CHECK, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)  # removed again, with what the command adds
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    cli.main(command.split())
+    assert "runs      forward 4; backward 4" in capsys.readouterr().out

@@ -196,7 +196,7 @@ def test_wrong_targets_are_errors():
 
 @pytest.mark.parametrize("explain", [explain_program, assert_kernels])
 def test_what_is_no_function_is_an_error(explain: Any):
-    with pytest.raises(ValueError, match="explain_program: expected a function, got 3"):
+    with pytest.raises(ValueError, match="expected a function, got 3; pass the function itself"):
         explain(3, Q, target="h100")
 
 

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.call.options import CausalAlignment
-from attn_dispatch.call.static_arguments import KvLayout, QkvLayout, Window
+from attn_dispatch.call.static_arguments import Implementations, KvLayout, QkvLayout, Window
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 
 ARRAY_ARGUMENTS = (
@@ -68,7 +68,7 @@ class Arguments:
     mask_mod_args: Sequence[object] = ()
     qkv_layout: QkvLayout | None = None
     kv_layout: KvLayout = "NHD"
-    implementation: str | Sequence[str] | None = None
+    implementation: Implementations = None
     context_axis: str | Sequence[str] | None = None
     sequence_order: SequenceOrder = "contiguous"
     return_residual: bool = False

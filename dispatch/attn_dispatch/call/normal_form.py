@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from attn_dispatch import settings
 from attn_dispatch.call.arguments import Arguments
@@ -71,7 +72,7 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
     """
     a = arguments
     arrays = a.arrays
-    given = {name: jnp.asarray(x) for name, x in arrays.items()}
+    given = {name: _array(name, x) for name, x in arrays.items()}
     shape = _check_shape(given, a)
     context = spread_of(a)
     whole = shape.times(1 if context is None else context.devices)
@@ -144,6 +145,13 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
     warn_of_conventions(CheckedCall(a, given, shape, (left, right), longest))
     warn_of_dense_mask(arguments, shape, options)
     return Call(options, tuple(operands.values()))
+
+
+def _array(name: str, x: ArrayLike) -> jax.Array:
+    try:
+        return jnp.asarray(x)
+    except TypeError as error:
+        raise ValueError(f"{name}: expected an array, got {x!r:.60}") from error
 
 
 def _has_finite_padding(a: Arguments) -> bool:

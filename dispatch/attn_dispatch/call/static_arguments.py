@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Literal, SupportsFloat, SupportsIndex, cast
+from typing import Literal, NewType, SupportsFloat, SupportsIndex, cast
 
 import jax
 import numpy as np
@@ -22,6 +22,13 @@ QkvLayout = Literal["BTNH", "BNTH"]
 KvLayout = Literal["NHD", "HND"]
 """The axes of a page, [page, K, H] or [K, page, H], by the names of FlashInfer."""
 
+ImplementationName = Literal["cudnn", "flash", "fa4", "aiter", "xla"]
+"""The implementations that are included."""
+OwnName = NewType("OwnName", str)
+"""The name of another package's implementation, or one that is known only at run time."""
+AnyImplementation = ImplementationName | OwnName
+Implementations = AnyImplementation | Sequence[AnyImplementation] | None
+
 Side = int | jax.Array | None
 Window = int | jax.Array | Sequence[Side] | None
 
@@ -32,12 +39,13 @@ def shown(value: object) -> str:
         x = array_type(value)
         return (
             f"a traced {x.dtype.name}{list(x.shape)}; it must be known when the program is traced: "
-            "under jax.jit, put the argument that it comes from into static_argnames"
+            "under jax.jit, put the argument that it comes from into static_argnames; in a scan or "
+            "vmap, make a call for each value"
         )
     return repr(value)
 
 
-def _static_float(name: str, value: object, expected: str = "a static number") -> float:
+def static_float(name: str, value: object, expected: str = "a static number") -> float:
     try:
         if isinstance(value, str | bytes) or _is_bool(value):
             raise TypeError
@@ -64,7 +72,7 @@ def check_scale(scale: object, head_dim: int, dtype: DTypeLike) -> float:
     if scale is None:
         # 1 / sqrt(d) of arXiv:1706.03762, section 3.2.1; any number will do where d is 0.
         return 1 / math.sqrt(max(head_dim, 1))
-    number = _static_float("scale", scale, "a number or a floating array [] or [N]")
+    number = static_float("scale", scale, "a number or a floating array [] or [N]")
     if not math.isfinite(number):
         raise ValueError(f"scale: expected a finite number, got {number}")
     if number != 0:
@@ -116,7 +124,7 @@ def wrong_window(got: object) -> ValueError:
 def check_soft_cap(cap: object, dtype: DTypeLike) -> float | None:
     if cap is None:
         return None
-    number = _static_float("logits_soft_cap", cap)
+    number = static_float("logits_soft_cap", cap)
     if not (number > 0 and math.isfinite(number)):
         raise ValueError(f"logits_soft_cap: expected a positive number or None, got {number}")
     _check_range("logits_soft_cap", number, dtype)
@@ -162,7 +170,7 @@ def check_positive_int(name: str, value: object) -> int:
 
 
 def check_dropout(rate: object, has_key: bool) -> float:
-    share = _static_float("dropout_rate", rate)
+    share = static_float("dropout_rate", rate)
     if not 0 <= share < 1:
         raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {share}")
     if share > 0 and not has_key:

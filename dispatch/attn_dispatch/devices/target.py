@@ -12,7 +12,7 @@ from typing import TypeGuard, cast
 from attn_dispatch import settings
 from attn_dispatch.devices import aiter_versions
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
-from attn_dispatch.devices.target_names import hint, resolve
+from attn_dispatch.devices.target_names import Target, hint, resolve
 from attn_dispatch.files import reading
 from attn_dispatch.text import error_text
 from attn_dispatch.typed_jax import JaxDevice, local_devices
@@ -23,7 +23,7 @@ _XLA_ONLY = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
 _AMD_NAMES = {"gfx942": "AMD Instinct MI300", "gfx950": "AMD Instinct MI350"}
 
 
-def target(*targets: str) -> settings.Block:
+def target(*targets: Target) -> settings.Block:
     """Plan calls for these devices within the block, whether they are present or not.
 
     For example, to lower a program for an H100 on a machine without a GPU:

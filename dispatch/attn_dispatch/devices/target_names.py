@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Literal
 
 from attn_dispatch.choices import did_you_mean
 
@@ -30,6 +31,12 @@ PRODUCTS = {
     "mi355x": ("gfx950", "AMD Instinct MI355X"),
 }
 """Name without spaces, in lower case → (arch, product name)."""
+
+Target = str | Literal[
+    "a100", "l4", "l40", "l40s", "rtx4090", "h100", "h200", "gh200", "b200", "gb200", "b300",
+    "gb300", "rtx5090", "mi300", "mi300a", "mi300x", "mi325x", "mi350", "mi350x", "mi355x",
+]  # fmt: skip
+"""Any name of a target; the products are here for editors, which complete them."""
 
 # Words that drivers and people add to a product's name: "NVIDIA H100 80GB HBM3", "A100-SXM4-40GB".
 _VENDORS = ("nvidia", "amd", "geforce", "instinct")

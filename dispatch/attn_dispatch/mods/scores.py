@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.call.static_arguments import check_bool
+from attn_dispatch.call.static_arguments import check_bool, static_float
 from attn_dispatch.mods.checks import check_array, check_int
 from attn_dispatch.programs.functions import ScoreMod
 
@@ -23,10 +23,7 @@ def soft_cap(cap: float) -> ScoreMod:
     Args:
       cap: a static number above 0, in units of the score.
     """
-    try:
-        cap = float(cap if not isinstance(cap, str) else "")
-    except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
-        raise ValueError(f"cap: expected a static number, got {type(cap).__name__}") from error
+    cap = static_float("cap", cap)
     if not 0 < cap < math.inf:
         raise ValueError(f"cap: expected a finite number above 0, got {cap}")
     return SoftCap(cap)

@@ -15,6 +15,7 @@ from attn_dispatch.core.sketch import of_program
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, device_for
 from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.devices.target_names import Target
 from attn_dispatch.warning import warn_of_convention
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
 from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
@@ -27,7 +28,7 @@ from attn_dispatch.whole_programs.walk import walk
 def explain_program(
     function: Callable[..., object],
     *args: object,
-    target: str | None = None,
+    target: Target | None = None,
     mesh: Mesh | AbstractMesh | None = None,
 ) -> ProgramExplanation:
     """Which attention calls a program makes, and which implementation would run each.
@@ -58,7 +59,10 @@ def explain_program(
         force.
     """
     if not callable(function):
-        raise ValueError(f"explain_program: expected a function, got {function!r}")
+        raise ValueError(
+            f"explain_program: expected a function, got {function!r:.60}; pass the function "
+            "itself, and its arguments behind it"
+        )
     if target is not None:
         with target_block(target):
             return explain_program(function, *args, mesh=mesh)
@@ -84,7 +88,7 @@ def explain_program(
 def assert_kernels(
     function: Callable[..., object],
     *args: object,
-    target: str | None = None,
+    target: Target | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     allow_others: bool = False,
 ) -> ProgramExplanation:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.static_arguments import OwnName
 from attn_dispatch.paged import paged_attention
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.in_pages import in_pages
@@ -49,7 +50,7 @@ def ragged(
             is_causal=case.is_causal,
             local_window_size=None if case.window == (None, None) else case.window,
             logits_soft_cap=case.soft_cap,
-            implementation=options.meaning.implementation or None,
+            implementation=tuple(OwnName(x) for x in options.meaning.implementation) or None,
             return_lse=True,
             **by_head,
         )

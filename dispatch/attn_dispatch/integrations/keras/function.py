@@ -14,7 +14,7 @@ from keras.src import backend
 
 from attn_dispatch.api import dot_product_attention as attend
 from attn_dispatch.call.keywords import SharedArguments
-from attn_dispatch.call.static_arguments import Window
+from attn_dispatch.call.static_arguments import Implementations, OwnName, Window
 from attn_dispatch.core import select
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_layout
@@ -103,10 +103,10 @@ def _tensor(x: ArrayLike, dtype: str | None = None) -> jax.Array:
     return cast("jax.Array", backend.convert_to_tensor(x, dtype=dtype))
 
 
-def _implementation(flash_attention: bool | None) -> str | tuple[str, ...] | None:
+def _implementation(flash_attention: bool | None) -> Implementations:
     if flash_attention is None:
         return None
-    return tuple(x for x in select.names() if x != "xla") if flash_attention else "xla"
+    return tuple(OwnName(x) for x in select.names() if x != "xla") if flash_attention else "xla"
 
 
 @functools.cache
