@@ -177,8 +177,12 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     *(
         ({"implementation": wanted},
          "implementation: expected None, one of ('cudnn', 'flash', 'fa4', 'aiter', 'xla'), or a "
-         f"list of them in order of preference; got {wanted!r}")
-        for wanted in ("cuda", "", ["xla", "cuda"], [], 3, [None])
+         f"list of them in order of preference; got {wanted!r}{hint}")
+        for wanted, hint in (
+            *((x, "") for x in ("cuda", "", ["xla", "cuda"], [], 3, [None])),
+            ("cuddn", "; did you mean 'cudnn'?"),
+            (["XLA", "ater"], "; did you mean 'xla', 'aiter'?"),
+        )
     ),
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ They raise a ValueError with what was expected and what was given; none accepts 
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 from collections.abc import Sequence
@@ -123,19 +124,30 @@ _TOKAMAX_HINT = "; tokamax's are not among them: None takes the best available"
 
 
 def check_implementation(
-    implementation: str | Sequence[str] | None, known: tuple[str, ...]
+    implementation: str | Sequence[str] | None,
+    known: tuple[str, ...],
+    name: str = "implementation",
 ) -> tuple[str, ...]:
     if implementation is None:
         return ()
     wanted = (implementation,) if isinstance(implementation, str) else implementation
     wanted = tuple(wanted) if isinstance(wanted, Sequence) else ()
-    if not wanted or any(name not in known for name in wanted):
+    if not wanted or any(x not in known for x in wanted):
+        order = " in order of preference" if name == "implementation" else ""
         raise ValueError(
-            f"implementation: expected None, one of {known}, or a list of them in order of "
-            f"preference; got {implementation!r}"
-            + (_TOKAMAX_HINT if any(name in _TOKAMAX_NAMES for name in wanted) else "")
+            f"{name}: expected None, one of {known}, or a list of them{order}; "
+            f"got {implementation!r}{_hint(wanted, known)}"
         )
     return wanted
+
+
+def _hint(wanted: Sequence[object], known: Sequence[str]) -> str:
+    """What names that are not known may mean."""
+    if any(x in _TOKAMAX_NAMES for x in wanted):
+        return _TOKAMAX_HINT
+    unknown = [str(x) for x in wanted if x not in known]
+    near = [y for x in unknown for y in difflib.get_close_matches(x.lower(), known, 1, 0.75)]
+    return f"; did you mean {', '.join(map(repr, near))}?" if near else ""
 
 
 def check_positive_int(name: str, value: object) -> int:
