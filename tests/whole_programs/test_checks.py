@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import assert_kernels, dot_product_attention, explain_program, fallback
 from attn_dispatch.core import select
@@ -139,3 +141,35 @@ def test_a_call_that_may_be_left_to_xla_at_run_time_fails_the_check(
 def test_wrong_names_are_errors(given: Any, message: str):
     with pytest.raises(ValueError, match=f"^implementations: expected None, .*{message}"):
         check(attend, Q, implementations=given)
+
+
+def test_the_part_of_a_device_is_found_under_the_policy_in_force(monkeypatch: pytest.MonkeyPatch):
+    """Under "error" a kernel runs the call, which is split along the axes that are not manual."""
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "error")
+    mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    q = struct(2, 128, 8, 64, sharding=NamedSharding(mesh, P("x", None, "y")))
+
+    def program(q: Any) -> jax.Array:
+        spec: Any = {"in_specs": P("x"), "out_specs": P("x"), "axis_names": {"x"}}
+        return jax.shard_map(attend, mesh=mesh, **spec)(q)
+
+    (call,) = check(program, q).calls
+    assert str(call.share).endswith("in a shard_map over 'x' (2), split along 'y' (4)")
+
+
+@pytest.mark.parametrize("policy", ["warn", "error"])
+def test_finding_parts_of_devices_neither_warns_nor_fails(
+    policy: Any, recwarn: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The derivative is a fallback, which the list has; the call beside it is split."""
+    monkeypatch.undo()
+    mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    q = struct(2, 128, 8, 64, sharding=NamedSharding(mesh, P("x", None, "y")))
+
+    def program(q: Any) -> Any:
+        return attend(2 * q), jax.jvp(attend, (q,), (q,))
+
+    with fallback(policy):
+        found = explain_program(program, q, target="gfx942")
+    parts = [str(x.share) for x in found.calls]
+    assert "one device's part, split along 'x' (2), 'y' (4)" in parts and len(recwarn) == 0
