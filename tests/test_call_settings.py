@@ -268,19 +268,6 @@ def test_explained_programs_have_the_settings_of_their_calls():
     assert call.share is not None and call.share.strategy == "gather"
 
 
-def test_forced_settings_hold_for_calls_that_bring_others():
-    before = settings.current()
-    with settings.forced({"fallback": "silent"}):
-        with attn_dispatch.fallback("error"):
-            assert settings.current().fallback == "silent"
-            own = settings.of_blocks()
-        with settings.within(own):
-            assert settings.current().fallback == "silent"
-    with settings.within(own):
-        assert settings.current().fallback == "error"
-    assert settings.current() == before
-
-
 def test_strategies_inside_a_program_that_the_partitioner_splits():
     report = report_of("tests.settings_on_a_mesh", devices=4)
     assert report["inside"] == report["around"]

@@ -92,6 +92,8 @@ class Settings:
     """Whether the lowered program will run in other processes (jax.export)."""
     is_alone: bool = False
     """Whether the call is the whole of the program that is lowered (core/whole_call.py)."""
+    is_sketch: bool = False
+    """Whether the program is lowered only to find how calls are sharded (core/sketch.py)."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,10 @@ class _InForce:
 
     settings: Settings
     of_blocks: CallSettings = CallSettings()
-    forced: CallSettings = CallSettings()
-    """The settings that also hold for calls that bring others."""
 
     def within(self, changes: CallSettings) -> _InForce:
         """The same where a block or a call sets some settings."""
-        return replace(self, settings=self.forced.over(changes.over(self.settings)))
+        return replace(self, settings=changes.over(self.settings))
 
 
 _context = jax.make_user_context(None)
@@ -145,13 +145,6 @@ def of_blocks() -> CallSettings:
 def within(call: CallSettings) -> AbstractContextManager[None]:
     """A block in which the settings of a call are in force, over those around it."""
     return _context(_in_force().within(call)) if call.changes else nullcontext()
-
-
-def forced(changes: Mapping[str, object]) -> AbstractContextManager[None]:
-    """A block in which settings hold even for calls that bring others."""
-    before = _in_force()
-    now = replace(before, forced=before.forced.changed(changes))
-    return _context(now.within(CallSettings()))
 
 
 def _from_environment() -> Settings:

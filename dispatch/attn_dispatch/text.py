@@ -28,6 +28,13 @@ def in_units(size: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
+def duration(microseconds: float) -> str:
+    """ "26.9 us", "1.07 ms"."""
+    if microseconds < 999.5:
+        return f"{microseconds:.3g} us"
+    return f"{microseconds / 1000:.3g} ms"
+
+
 def wrapped(label: str, text: str, columns: int) -> list[str]:
     """The text behind its label, in lines of at most `columns`; further lines are indented as far.
 

@@ -139,19 +139,22 @@ _TOKAMAX_HINT = "; tokamax's are not among them: None takes the best available"
 
 
 def check_implementation(
-    implementation: str | Sequence[str] | None, known: tuple[str, ...]
+    implementation: str | Sequence[str] | None,
+    known: tuple[str, ...],
+    name: str = "implementation",
 ) -> tuple[str, ...]:
     if implementation is None:
         return ()
     wanted = (implementation,) if isinstance(implementation, str) else implementation
     wanted = tuple(wanted) if isinstance(wanted, Sequence) else ()
-    unknown = [name for name in wanted if name not in known]
+    unknown = [x for x in wanted if x not in known]
     if unknown or not wanted:
-        is_tokamax = any(name in _TOKAMAX_NAMES for name in unknown)
-        hints = (did_you_mean(name, known, _ELSEWHERE) for name in unknown)
+        is_tokamax = any(x in _TOKAMAX_NAMES for x in unknown)
+        hints = (did_you_mean(x, known, _ELSEWHERE) for x in unknown)
+        order = " in order of preference" if name == "implementation" else ""
         raise ValueError(
-            f"implementation: expected None, one of {known}, or a list of them in order of "
-            f"preference; got {shown(implementation)}"
+            f"{name}: expected None, one of {known}, or a list of them{order}; got "
+            f"{shown(implementation)}"
             + (_TOKAMAX_HINT if is_tokamax else next(filter(None, hints), ""))
         )
     return wanted

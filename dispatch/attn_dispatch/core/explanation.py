@@ -144,8 +144,10 @@ def plan_text(verdict: Verdict, *, codes: bool) -> str:
     return f"{verdict.plan.engine}, {scratch}" if is_named else scratch
 
 
-def verdict_lines(direction: str, verdict: Verdict, width: int, *, codes: bool) -> list[str]:
-    """How the implementation runs the call, or every reason why it does not."""
+def verdict_lines(
+    direction: str, verdict: Verdict, width: int, *, codes: bool, how: str = "runs", why: str = ""
+) -> list[str]:
+    """How the implementation runs the call, and why it does, or every reason why it does not."""
     label = f"{direction}{verdict.implementation:<7} "
     margin = " " * len(label)
     if verdict.is_unknown:
@@ -155,8 +157,9 @@ def verdict_lines(direction: str, verdict: Verdict, width: int, *, codes: bool) 
         for reason in verdict.reasons:
             lines += plain_text.wrapped(f"{margin}- ", reason.with_remedy, width)
         return lines
-    lines = plain_text.wrapped(label, f"runs: {plan_text(verdict, codes=codes)}", width)
+    lines = plain_text.wrapped(label, f"{how}: {plan_text(verdict, codes=codes)}", width)
     details = [
+        ("chosen:    ", [why] if why else []),
         ("tuned:     ", [] if verdict.tuned is None else [str(verdict.tuned)]),
         ("predicted: ", [str(verdict.predicted)] if verdict.predicted else []),
         ("limit:     ", [verdict.limit] if verdict.limit else []),

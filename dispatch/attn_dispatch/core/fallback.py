@@ -58,6 +58,8 @@ class Fallback:
 def warn_or_raise(fallback: Fallback, backward_refusals: Callable[[], Refusals]) -> None:
     """Warn, raise or do nothing, as the policy says. A warning is given once for the same reasons.
 
+    A sketch does nothing: its fallbacks are in the list that the user gets.
+
     Args:
       fallback: the call.
       backward_refusals: returns the reasons against the backward pass that follows; empty if a
@@ -67,7 +69,8 @@ def warn_or_raise(fallback: Fallback, backward_refusals: Callable[[], Refusals])
       NotImplementedError: if the policy is "error".
     """
     spec, device, refused = fallback.spec, fallback.device, fallback.refused
-    policy = settings.current().fallback
+    now = settings.current()
+    policy = "silent" if now.is_sketch else now.fallback
     if policy == "silent" or (policy == "warn" and call_warnings.were_given(spec, device, refused)):
         return
     text = message(fallback.headline, spec, device, refused)

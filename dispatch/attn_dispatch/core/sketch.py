@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -136,8 +137,7 @@ def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
     """
     sketch = Sketch()
     try:
-        # This lowering only finds shardings: its fallbacks are in the list that the user gets.
-        with _lowering(sketch), settings.forced({"fallback": "silent"}):
+        with _lowering(sketch), settings.restored(replace(settings.current(), is_sketch=True)):
             module: Any = program.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
         with module.context, ir.Location.unknown():
             inline_calls(module)

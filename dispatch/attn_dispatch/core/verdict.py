@@ -45,6 +45,13 @@ class Verdict:
     predicted: Prediction | None = None
     """The time that the implementation is expected to take, if its rates are known."""
 
+    is_fallback: bool = False
+    """Whether kernels refuse the call, or may leave it to XLA when the program runs, so that the
+    policy of `attn_dispatch.fallback` decides. Never if the call names implementations."""
+    may_fall_back_to: str = ""
+    """The implementation that computes the call instead if the program, when it runs, finds that
+    this one cannot; "" if nothing does."""
+
     def __repr__(self) -> str:
         if self.is_unknown:
             how = "unknown"
@@ -72,11 +79,14 @@ def chosen(verdicts: Iterable[Verdict]) -> Verdict | None:
 def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result: list[Verdict] = []
+    is_open, vendor_refused = not spec.meaning.implementation, False
     ranked = select.ranked(spec, device)
     for implementation, asked in select.asked_in_order(spec, device):
         reasons, chain = reasons_and_chain(implementation, asked, device)
         if reasons:
             result.append(Verdict(implementation.NAME, reasons, None))
+            is_expected = select.is_expected(implementation, device)
+            vendor_refused |= is_expected and not implementation.IS_EXTRA
             continue
         plan = plan_of(implementation, chain, device)
         as_it_is = reasons_as_it_is(implementation, asked, device) if chain.names else ()
@@ -87,5 +97,9 @@ def verdicts_on(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
         scratch = scratch_bytes(implementation, chain, device)
         verdict = Verdict(implementation.NAME, (), plan, names, as_it_is, tuned, scratch)
         found = ranked.predictions.get(implementation.NAME)
-        result.append(replace(verdict, limit=chain.limit, predicted=found))
+        verdict = replace(verdict, limit=chain.limit, predicted=found)
+        last = select.IMPLEMENTATIONS[-1].NAME if chain.may_fall_back else ""
+        is_refused = implementation.PLATFORM is None and vendor_refused
+        is_fallback = is_open and (is_refused or chain.may_fall_back)
+        result.append(replace(verdict, is_fallback=is_fallback, may_fall_back_to=last))
     return tuple(result)

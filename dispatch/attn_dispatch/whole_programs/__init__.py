@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 from attn_dispatch import settings
+from attn_dispatch.call.static_arguments import check_implementation
+from attn_dispatch.core import select
 from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
 from attn_dispatch.core.sketch import of_program
@@ -17,6 +20,7 @@ from attn_dispatch.devices.target import default_device, device_for
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.devices.target_names import Target
 from attn_dispatch.warning import warn_of_convention
+from attn_dispatch.whole_programs.allowed import Allowed
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
 from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
 from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair
@@ -91,6 +95,7 @@ def assert_kernels(
     target: Target | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     allow_others: bool = False,
+    implementations: str | Sequence[str] | None = None,
 ) -> ProgramExplanation:
     """Check that a vendor's kernel would run every attention of a program, forward and backward.
 
@@ -105,6 +110,9 @@ def assert_kernels(
       target: the device, as in `explain_program`; it must be a GPU.
       mesh: the mesh, as in `explain_program`.
       allow_others: whether the program may also have attention that is no call of attn_dispatch.
+      implementations: the name of the implementation that may run a call, or several names; None
+        allows every vendor's kernel. "xla" among them allows XLA where the call asks for it, or
+        where it is predicted or measured to be faster, and no fallback to it.
 
     Returns:
       The `ProgramExplanation`.
@@ -113,23 +121,20 @@ def assert_kernels(
       AttentionConventionWarning: the program differentiates attention, but has no backward pass.
 
     Raises:
-      AssertionError: with the calls that no kernel runs, the reasons, and other attention; or if
-        the program has no attention.
-      ValueError: the target is unknown, or no GPU.
+      AssertionError: with the calls that no allowed kernel runs, or that may be left to XLA when
+        the program runs, the reasons, and other attention; or if the program has no attention.
+      ValueError: the target is unknown, or no GPU; or an implementation is unknown.
     """
-    if target is not None:
-        with target_block(target):
-            return assert_kernels(function, *args, mesh=mesh, allow_others=allow_others)
-    # A kernel that leaves some calls to XLA when it runs is none.
-    with settings.forced({"fallback": "error"}):
+    allowed = Allowed(check_implementation(implementations, select.names(), "implementations"))
+    with nullcontext() if target is None else target_block(target):
         found = explain_program(function, *args, mesh=mesh)
     if found.device.platform not in ("cuda", "rocm"):
         raise ValueError(f"assert_kernels: expected a GPU as target, got {found.device}")
     judged = replace(found, others=()) if allow_others else found
     if not judged.calls and not judged.others:
         raise AssertionError(f"expected attention in {found.name}, got none ({_RETURN_IT})")
-    if wrong := judged.without_kernel():
-        raise AssertionError(f"expected a kernel for every attention, got these without:\n{wrong}")
+    if wrong := judged.not_by(allowed):
+        raise AssertionError(f"expected {allowed} for every attention, got these without:\n{wrong}")
     if found.lacks_backward:
         warn_of_convention(
             f"assert_kernels: {found.name} differentiates attention, but has no backward pass that "

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attn_dispatch.core import select
 from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.explanation import Explanation, planner_lines, verdict_lines
-from attn_dispatch.core.verdict import Verdict, chosen
+from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.devices.device import Device
 from attn_dispatch.text import counted, wrapped
+from attn_dispatch.whole_programs.allowed import KERNELS, Allowed, remedies, why
 from attn_dispatch.whole_programs.other_attention import OtherAttention
 from attn_dispatch.whole_programs.places import Place
 from attn_dispatch.whole_programs.runs import Runs
@@ -46,19 +46,20 @@ class ProgramCall:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """The directions, of "forward" and "backward", that no vendor's kernel is known to run."""
-        return tuple(
-            direction
-            for direction, verdicts in self._directions
-            if verdicts and not _runs_a_kernel(verdicts)
-        )
+        """The directions, of "forward" and "backward", that no vendor's kernel is known to run,
+        whether kernels refuse the call, may leave it to XLA when it runs, or are slower."""
+        return tuple(self.not_by(KERNELS))
+
+    def not_by(self, allowed: Allowed) -> dict[str, tuple[Verdict, ...]]:
+        """The directions that nothing allowed is known to run, with their verdicts."""
+        return {x: found for x, found in self._directions if found and not allowed.runs(found)}
 
     @property
     def _directions(self) -> tuple[tuple[str, tuple[Verdict, ...]], ...]:
         return ("forward", self.explanation.forward), ("backward", self.explanation.backward)
 
-    def lines(self, width: int, *, codes: bool) -> list[str]:
-        """The lines about this call in the list."""
+    def lines(self, width: int, *, codes: bool, allowed: Allowed = KERNELS) -> list[str]:
+        """The lines about this call in the list, with reasons where nothing allowed runs it."""
         directions = (
             (self.explanation.call.wanted.derivative or "forward", self.forward_runs),
             ("backward", self.backward_runs),
@@ -72,10 +73,14 @@ class ProgramCall:
         lines += wrapped("call      ", str(self.explanation.call), width)
         lines += [] if self.share is None else wrapped("share     ", str(self.share), width)
         lines += wrapped("runs      ", "; ".join(runs), width)
-        device = self.explanation.device
+        found = self.explanation
+        is_named = bool(found.call.meaning.implementation)
         for direction, verdicts in self._directions:
-            for verdict in _to_show(verdicts, device):
-                lines += verdict_lines(f"{direction:<9} ", verdict, width, codes=codes)
+            is_allowed, label = allowed.runs(verdicts), f"{direction:<9} "
+            because = "" if is_allowed else why(verdicts, found.basis, is_named=is_named)
+            for i, verdict in enumerate(allowed.to_show(verdicts, found.device)):
+                how, reason = ("could run", "") if i else ("runs", because)
+                lines += verdict_lines(label, verdict, width, codes=codes, how=how, why=reason)
         return lines
 
 
@@ -104,13 +109,18 @@ class ProgramExplanation:
         has_derivative |= any(x.explanation.backward for x in self.calls)
         return not has_derivative and any(x.differentiated for x in wanted)
 
-    def without_kernel(self, width: int = _WIDTH) -> str:
-        """The part of the list that a vendor's kernel does not run; "" if there is none."""
-        calls = self.fallbacks
-        if self.calls and not calls and not self.others:
+    def not_by(self, allowed: Allowed, width: int = _WIDTH) -> str:
+        """The part of the list that nothing allowed runs, with remedies; "" if there is none."""
+        wrong = [(x, found) for x in self.calls if (found := x.not_by(allowed))]
+        if self.calls and not wrong and not self.others:
             return ""
-        number = f", {len(calls)} of them without a kernel" if len(calls) < len(self.calls) else ""
-        return self._text(self._number_of_calls + number, calls, width, codes=False)
+        number = f", {len(wrong)} of them without {allowed}" if len(wrong) < len(self.calls) else ""
+        calls = [x for x, _ in wrong]
+        text = self._text(self._number_of_calls + number, calls, width, allowed, codes=False)
+        lines = [""]
+        for remedy in remedies(x for _, found in wrong for x in found.values()):
+            lines += wrapped("remedy    ", remedy, width)
+        return text + "\n".join(["", *lines] if lines[1:] else [])
 
     def __repr__(self) -> str:
         counts = f"{self._number_of_calls}, {counted(len(self.fallbacks), 'fallback')}"
@@ -124,14 +134,22 @@ class ProgramExplanation:
 
         With `codes`, it names cuDNN's engines, such as eng9_k24=1.
         """
-        return self._text(self._number_of_calls, self.calls, width, codes=codes)
+        return self._text(self._number_of_calls, self.calls, width, KERNELS, codes=codes)
 
     @property
     def _number_of_calls(self) -> str:
         number = counted(len(self.calls), "attention call") if self.calls else "no attention call"
         return f"{number} of attn_dispatch"
 
-    def _text(self, number: str, calls: Sequence[ProgramCall], width: int, *, codes: bool) -> str:
+    def _text(
+        self,
+        number: str,
+        calls: Sequence[ProgramCall],
+        width: int,
+        allowed: Allowed,
+        *,
+        codes: bool,
+    ) -> str:
         """The list of these calls, and of all attention that does not go through attn_dispatch."""
         lines = [
             *wrapped("program   ", f"{self.name}: {number}", width),
@@ -140,7 +158,7 @@ class ProgramExplanation:
         missing = (x.explanation.missing_planner for x in calls)
         lines += planner_lines(next((x for x in missing if x is not None), None), width)
         for call in calls:
-            lines += ["", *call.lines(width, codes=codes)]
+            lines += ["", *call.lines(width, codes=codes, allowed=allowed)]
         if self.lacks_backward:
             lines += ["", *wrapped("backward  ", _NO_BACKWARD, width)]
         if self.others:
@@ -153,22 +171,3 @@ class ProgramExplanation:
 
 def _text_of(place: Place | None) -> str:
     return "unknown" if place is None else str(place)
-
-
-def _runs_a_kernel(verdicts: Sequence[Verdict]) -> bool:
-    found = chosen(verdicts)
-    if found is None or found.is_unknown:
-        return False
-    return select.named(found.implementation).PLATFORM is not None
-
-
-def _to_show(verdicts: Sequence[Verdict], device: Device) -> list[Verdict]:
-    """What runs and, if that is no vendor's kernel, the reasons against those of this device."""
-    first = chosen(verdicts)
-    found = [] if first is None else [first]
-    if _runs_a_kernel(verdicts):
-        return found
-    refused = (x for x in verdicts if not x.is_eligible and x is not first)
-    return found + [
-        x for x in refused if select.is_expected(select.named(x.implementation), device)
-    ]

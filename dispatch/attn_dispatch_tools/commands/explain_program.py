@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
+from attn_dispatch.core import select
 from attn_dispatch.text import error_text
 from attn_dispatch.whole_programs import assert_kernels, explain_program
 from attn_dispatch_tools.terminal import style
@@ -65,6 +66,11 @@ def add_parser(commands: Commands, help: str) -> None:
         "--allow-others", action="store_true",
         help="with --check: allow attention that does not go through attn_dispatch",
     )  # fmt: skip
+    parser.add_argument(
+        "--implementation", action="append", metavar="NAME",
+        help="with --check: what may run attention, in place of every vendor's kernel: "
+        f"{', '.join(select.names())}; may be repeated",
+    )  # fmt: skip
     add_verbose(parser)
 
 
@@ -74,7 +80,11 @@ def main(args: argparse.Namespace) -> None:
         mesh = None if args.mesh is None else _mesh(args.mesh)
         function, arrays = _call(_function(args.program), args.arrays)
         if args.check:
-            explain = functools.partial(assert_kernels, allow_others=args.allow_others)
+            explain = functools.partial(
+                assert_kernels, allow_others=args.allow_others, implementations=args.implementation
+            )
+        elif args.allow_others or args.implementation:
+            raise ValueError("--allow-others and --implementation: expected --check with them")
         else:
             explain = explain_program
         found = explain(function, *arrays, target=args.target, mesh=mesh)

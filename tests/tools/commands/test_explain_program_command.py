@@ -83,9 +83,22 @@ def test_a_check_that_fails_ends_with_the_reasons(output_of):
     assert "cannot run:" in str(stop.value)
 
 
+def test_a_check_allows_the_named_implementations(output_of):
+    words = ("attend", "bf16[1,8,2,64]", "--target", "gfx942", "--check", "--implementation")
+    assert "forward   aiter   runs:" in output_of(*words, "aiter", "--implementation", "cudnn")
+    with pytest.raises(SystemExit, match="expected cudnn for every attention, got these without:"):
+        output_of(*words, "cudnn")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["attend", "f32[1,8,2,4]", "--allow-others"], "expected --check with them"),
+        (["attend", "f32[1,8,2,4]", "--implementation", "cudnn"], "expected --check with them"),
+        (
+            ["attend", "f32[1,8,2,4]", "--target", "h100", "--check", "--implementation", "cuddn"],
+            "implementations: expected None, one of .*; did you mean 'cudnn'",
+        ),
         (["attend", "f32[1,8,2,"], r"ARRAY: expected an array like bf16\[8,4096\], got 'f32"),
         (["number"], f"expected MODULE:FUNCTION like train:step; {MODULE}:number is no function"),
         (["nothing"], f"expected MODULE:FUNCTION like train:step; {MODULE} has no 'nothing'"),

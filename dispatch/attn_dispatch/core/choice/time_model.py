@@ -9,6 +9,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice.rates import DeviceRates, Rate
 from attn_dispatch.core.choice.traits import head_dims_of, traits_of
 from attn_dispatch.core.choice.work import Work, work_of
+from attn_dispatch.text import duration
 
 SHARPNESS = 6.0
 """How sharply the longer of host and device decides: in a loop one waits for the other."""
@@ -24,7 +25,7 @@ class Prediction:
     """What the device takes."""
 
     def __str__(self) -> str:
-        return f"{self.device:.3g} us on the device, {self.host:.3g} us to launch"
+        return f"{duration(self.device)} on the device, {duration(self.host)} to launch"
 
     @property
     def alone(self) -> float:
