@@ -86,9 +86,9 @@ def explain(
     Returns:
       An `Explanation`, which prints as a table. If the arrays are sharded (their `NamedSharding`,
       which a `jax.ShapeDtypeStruct` can have too), or if it has `context_axis`, it explains what
-      one device computes; `share` says which part of the call that is, and how many bytes of
-      operands the device receives first. If no strategy can run a call with `context_axis`, nothing
-      is chosen, and `share.refusal` says why.
+      one device computes; `share` says which part of the call that is, and how many bytes the
+      device receives from others in each pass. If no strategy can run a call with `context_axis`,
+      nothing is chosen, and `share.refusal` says why.
       `paged_attention` with `cu_seqlens_q` may run as two calls; the one for sequences with a
       single query is in `single_queries`. If the call has a mask_mod whose arrays are not traced,
       `mask` has the shares of pairs that attend and that kernels compute, of the whole call; for

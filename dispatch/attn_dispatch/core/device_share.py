@@ -55,8 +55,11 @@ class DeviceShare:
 
     def with_backward(self, backward: DeviceShare | None) -> DeviceShare:
         """The share of a forward call and the backward call that belongs to it."""
-        number = None if backward is None else backward.received_bytes_backward
-        return replace(self, received_bytes_backward=number)
+        if backward is None:
+            return replace(self, received_bytes_backward=None)
+        otherwise = "" if backward.text == self.text else f"; backward: {backward.text}"
+        number = backward.received_bytes_backward
+        return replace(self, text=self.text + otherwise, received_bytes_backward=number)
 
 
 def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) -> int:
