@@ -20,14 +20,15 @@ from attn_dispatch.call.foreign_names import check_names
 from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
-from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.call_steps import Results, normal_form
 from attn_dispatch.core.context.in_shard_map import whole_call
+from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.mask_share import mask_share
 from attn_dispatch.core.one_device import of_one_device
-from attn_dispatch.core.primitive import attention, attn_fwd_p
+from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch, of_program
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
@@ -88,9 +89,9 @@ def explain(
       program without a backward pass, another implementation may run the forward pass, and
       `explain_program` says which. If the arrays are sharded (their `NamedSharding`, which a
       `jax.ShapeDtypeStruct` can have too), or if it has `context_axis`, it explains what one device
-      computes; `share` says which part of the call that is, and how many bytes of operands the
-      device receives first. If no strategy can run a call with `context_axis`, nothing is chosen,
-      and `share.refusal` says why.
+      computes; `share` says which part of the call that is, and how many bytes the device receives
+      from others in each pass. If no strategy can run a call with `context_axis`, nothing is
+      chosen, and `share.refusal` says why.
       `paged_attention` with `cu_seqlens_q` may run as two calls; the one for sequences with a
       single query is in `single_queries`. If the call has a mask_mod whose arrays are not traced,
       `mask` has the shares of pairs that attend and that kernels compute, of the whole call; for
@@ -107,13 +108,13 @@ def explain(
     call, device = _public_call(args, kwargs), default_device()
     explained = partial(explain_call, device=device, has_lse_grad=call.arguments.return_lse)
     calls, sketch = _traced(call, device)
-    *singles, found = (explained(*of_one_device(*x, lambda: sketch)) for x in calls)
+    *singles, found = (explained(*_of_one_device(x, sketch)) for x in calls)
     if singles:
         found = replace(found, single_queries=singles[0])
     mask_mod = _known_mask_mod(call.arguments)
     if mask_mod is None:
         return found
-    types, options = calls[-1]
+    types, options = calls[-1].forward
     return replace(found, mask=mask_share(whole_call(options, types).spec, mask_mod))
 
 
@@ -167,11 +168,28 @@ _CALLS_OF: dict[Callable[..., Results], Callable[[Arguments], tuple[Call, ...]]]
 
 
 def _specs(call: _PublicCall) -> tuple[AttentionSpec, ...]:
-    return tuple(LeadingCall.of(*x).spec for x in _traced(call, None)[0])
+    return tuple(LeadingCall.of(*x.forward).spec for x in _traced(call, None)[0])
 
 
-_TracedCall = tuple[Sequence[ShapedArray], AttentionOptions]
+_Direction = tuple[Sequence[ShapedArray], AttentionOptions]
 """The types of a call's operands, and its options."""
+
+
+@dataclass(frozen=True)
+class _TracedCall:
+    forward: _Direction
+    backward: _Direction | None
+    """None for a paged call, which has no backward pass, and for arrays on one device."""
+
+
+def _of_one_device(
+    call: _TracedCall, sketch: Sketch | None
+) -> tuple[AttentionSpec, DeviceShare | None]:
+    """The call of one device, and which part of the caller's call that is, in both directions."""
+    spec, share = of_one_device(*call.forward, lambda: sketch)
+    if share is None or share.refusal or call.backward is None:
+        return spec, share
+    return spec, share.with_backward(of_one_device(*call.backward, lambda: sketch)[1])
 
 
 def _traced(call: _PublicCall, device: Device | None) -> tuple[list[_TracedCall], Sketch | None]:
@@ -181,27 +199,42 @@ def _traced(call: _PublicCall, device: Device | None) -> tuple[list[_TracedCall]
       call: the public call.
       device: a device of the mesh; None does not ask how they are split.
     """
-    found: list[_TracedCall] = []
-
-    def operands(traced: dict[str, object]) -> list[tuple[jax.Array, ...]]:
-        calls = call.calls_of(replace(call.arguments, **traced))
-        found.extend(([array_type(x) for x in y.operands], y.options) for y in calls)
-        return [x.operands for x in calls]
-
-    def attend(traced: dict[str, object]) -> list[list[jax.Array]]:
-        each = operands(traced)
-        options = (x for _, x in found)
-        return [bind(attn_fwd_p, *x, options=y) for x, y in zip(each, options, strict=True)]
-
     given = call.arguments.traceable
     leaves, _ = flattened(given)
     is_sharded = device is not None and any(map(_is_sharded, leaves))
+    is_spread = device is not None and (is_sharded or call.arguments.context_axis is not None)
+    found: list[_TracedCall] = []
+
+    def attend(traced: dict[str, object]) -> list[list[jax.Array]]:
+        results: list[list[jax.Array]] = []
+        for x in call.calls_of(replace(call.arguments, **traced)):
+            types, backward = [array_type(y) for y in x.operands], None
+            if is_spread:
+                results.append(bind(attn_fwd_p, *x.operands, options=x.options))
+                if "page_table" not in x.options.operands:
+                    gradients, backward = _backward(x, has_lse_grad=call.arguments.return_lse)
+                    results.append(gradients)
+            found.append(_TracedCall((types, x.options), backward))
+        return results
+
     if device is not None and is_sharded and not any(map(is_tracer, leaves)):
         program = jax.jit(attend).trace(given)
         return found, of_program(program, device.platform)
-    jax.eval_shape(operands, given)
+    jax.eval_shape(attend, given)
     # How XLA will split a program that is being traced is not known.
     return found, Sketch() if is_sharded else None
+
+
+def _backward(call: Call, *, has_lse_grad: bool) -> tuple[list[jax.Array], _Direction]:
+    """The gradients of a call, and the backward call that computes them."""
+    wanted = call.options.differentiable
+    forward, backward = both_options(call.options, wanted, has_lse_grad=has_lse_grad)
+    out, lse, *_ = bind(attn_fwd_p, *call.operands, options=forward)
+    residuals = {"out": out, "lse": lse, "out_grad": out, "lse_grad": lse}
+    names = backward.operands[len(call.operands) :]
+    operands = (*call.operands, *(residuals[x] for x in names))
+    gradients = bind(attn_bwd_p, *operands, options=backward)
+    return gradients, ([array_type(x) for x in operands], backward)
 
 
 def _is_sharded(x: object) -> bool:

@@ -25,9 +25,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
-from attn_dispatch import dot_product_attention, explain_program
+from attn_dispatch import dot_product_attention
 from attn_dispatch.core import primitive
 from tests.support.partitioned import partition
+from tests.support.program_lists import specs_listed
 
 ROWS = P(None, "cp")
 BOTH, HEADS, BATCH = P("x", "cp", "y"), P(None, "cp", ("y", "x")), P("y", "cp")
@@ -152,7 +153,7 @@ def on_kernels() -> dict[str, Any]:
         lowered = jax.jit(step).trace(*structs).lower(lowering_platforms=("rocm",))
         partition(lowered)
         by_devices = sorted(calls)
-        found = explain_program(step, *structs).calls
+        listed, found = specs_listed(step, *structs)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             jax.export.export(
@@ -165,8 +166,8 @@ def on_kernels() -> dict[str, Any]:
     return {
         "warned of the export": [str(x.message) for x in caught],
         "calls": by_devices,
-        "listed": sorted(str(x.explanation.call) for x in found),
-        "shares": [str(x.share) for x in found],
+        "listed": listed,
+        "shares": [str(x.share) for x in found.calls],
     }
 
 

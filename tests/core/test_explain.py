@@ -305,7 +305,7 @@ def test_a_call_of_sharded_arrays_is_that_of_one_device(kind: AxisType):
     assert found.call.shape("key") == (2, 256, 2, 64)
     assert found.share is not None
     assert found.share.received_bytes == 2 * 262_144 * 7 // 8
-    assert "receives 459 kB of its operands from other devices" in str(found.share)
+    assert "receives 459 kB forward and " in str(found.share)
 
 
 def test_fp8_is_refused_with_what_to_do_everywhere():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from attn_dispatch import ProgramExplanation
@@ -102,6 +102,27 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
             bodies[name].append(line)
     assert entry, "the module has no entry"
     return bodies, entry
+
+
+def in_all(text: str, number: Callable[[str], float]) -> float:
+    """The sum of a number of instructions over one run of a module of optimized HLO.
+
+    Args:
+      text: the module, whose loops have known numbers of rounds where the number is not 0.
+      number: returns the number of some lines.
+    """
+    bodies, entry = _computations(text)
+
+    def total(name: str) -> float:
+        found = number("\n".join(bodies[name]))
+        for line in bodies[name]:
+            for called, rounds in _called(line):
+                inner = total(called) if called in bodies else 0.0
+                assert rounds is not None or not inner, f"no known rounds: {line}"
+                found += inner * (rounds or 0)
+        return found
+
+    return total(entry)
 
 
 def in_loops(text: str) -> tuple[list[str], list[str]]:

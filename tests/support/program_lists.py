@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 
-from attn_dispatch import ProgramExplanation, explain_program, target
+from attn_dispatch import ProgramExplanation, explain_program, target, whole_programs
 from tests.support.lowered import kernel_runs
 
 Kernels = Counter[tuple[str, int]]
@@ -38,6 +39,21 @@ def checked(function: Any, *args: Any, mesh: Any = None) -> ProgramExplanation:
     expected = Counter({k: n for k, n in lowered.items() if "attn_" in k[0]})
     assert found.calls and listed(found) == expected, f"{listed(found)} is not {expected}"
     return found
+
+
+def specs_listed(function: Any, *args: Any) -> tuple[list[str], ProgramExplanation]:
+    """The calls of one device in the list of a program, of either direction, and the list."""
+    pairs: list[Any] = []
+    explained = whole_programs._explained
+
+    def recorded(pair: Any, device: Any) -> Any:
+        pairs.append(pair)
+        return explained(pair, device)
+
+    with mock.patch.object(whole_programs, "_explained", recorded):
+        found = explain_program(function, *args)
+    specs = {str(x) for pair in pairs for x in (pair.forward, pair.backward) if x is not None}
+    return sorted(specs), found
 
 
 def of_arrays(function: Any, args: Any) -> tuple[Callable[..., Any], dict[int, Any]]:

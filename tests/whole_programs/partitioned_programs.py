@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch import dot_product_attention, explain, explain_program, whole_programs
+from attn_dispatch import dot_product_attention, explain, target
 from attn_dispatch.core import primitive
+from tests.support.program_lists import specs_listed
 
 AUTO = (AxisType.Auto, AxisType.Auto)
 SIZES, NAMES = (4, 2), ("x", "y")
@@ -54,13 +55,9 @@ def model(x: Any, weights: Any) -> jax.Array:
 
 def listed(function: Any, *args: Any) -> dict[str, list[str]]:
     """The calls of one device in the list of a program, and which part they are."""
-    pairs: list[Any] = []
-    explained = whole_programs._explained
-    whole_programs._explained = lambda pair, device: pairs.append(pair) or explained(pair, device)
-    found = explain_program(function, *args, target="cpu")
-    whole_programs._explained = explained
-    specs = {str(x) for pair in pairs for x in (pair.forward, pair.backward) if x is not None}
-    return {"listed": sorted(specs), "share": [str(x.share) for x in found.calls]}
+    with target("cpu"):
+        specs, found = specs_listed(function, *args)
+    return {"listed": specs, "share": [str(x.share) for x in found.calls]}
 
 
 def partitioned(function: Any, *args: Any) -> list[str]:

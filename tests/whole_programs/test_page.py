@@ -14,7 +14,7 @@ from tests.support.repository import ROOT
 from tests.support.shown_times import without_predicted_times
 
 PAGE = (ROOT / "docs/programs.md").read_text("utf-8")
-PROGRAM, _, EINSUM, CHECK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PROGRAM, _, _, EINSUM, CHECK = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 CALL = "dot_product_attention(q, k, v, is_causal=True)"
 
 

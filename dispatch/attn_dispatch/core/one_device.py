@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import jax
 from jax.core import ShapedArray
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
@@ -12,19 +13,22 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.context import keys
 from attn_dispatch.core.context.choice import modelled
 from attn_dispatch.core.context.cost import Cost
 from attn_dispatch.core.context.in_shard_map import Exchange, whole_call
 from attn_dispatch.core.context.strategies import Spread
-from attn_dispatch.core.device_share import DeviceShare, device_spec, received_bytes
+from attn_dispatch.core.device_share import (
+    DeviceShare,
+    device_call,
+    exchanged_bytes,
+    traced_call,
+)
 from attn_dispatch.core.explicit_axes import explicit_shards
 from attn_dispatch.core.mesh_axes import name_of
 from attn_dispatch.core.partly_manual import other_axes
 from attn_dispatch.core.sharding_warnings import SplitCall, why_keys_move
-from attn_dispatch.core.shards import Shards, entry
+from attn_dispatch.core.shards import Shardings, Shards, entry
 from attn_dispatch.core.sketch import Sketch
-from attn_dispatch.text import in_units
 
 
 def of_one_device(
@@ -50,11 +54,12 @@ def of_one_device(
     # As in primitive.py, which lowers the call: types show how it is split, if no axis is Auto.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         specs = {x: y.sharding.spec for x, y in zip(options.operands, types, strict=True)}
-        return _part(whole, explicit_shards(whole, types), specs)
+        outside = Shardings.like_operands(whole.spec, specs)
+        return _partitioned(whole, explicit_shards(whole, types), outside)
     manual, others = _of_kind(mesh, AxisType.Manual), other_axes(mesh)
     part = f"one device's part, in a shard_map over {_named(manual)}" if manual else "all of it"
     if others is None and manual:
-        return whole.spec, DeviceShare(part, manual)
+        return whole.spec, DeviceShare(part, manual).received(whole.spec, 0)
     sketch = find_sketch()
     if others is None and sketch is None:
         return whole.spec, None
@@ -64,7 +69,7 @@ def of_one_device(
         return whole.spec, DeviceShare(f"{part}: how XLA splits it{along} is not known", manual)
     # The call may be split differently at several places: show where a device computes most.
     shards = min(ways, key=lambda x: x.ways(sum(x.leading, ()) + x.heads))
-    spec, share = _part(whole, shards, ways[shards], manual)
+    spec, share = _partitioned(whole, shards, ways[shards], manual)
     if len(ways) > 1:
         share = replace(share, text=f"{share}; at other places it is split otherwise")
     return spec, share
@@ -80,19 +85,34 @@ def _in_shard_map(
     except NotImplementedError as error:
         text = f"the whole call, in a shard_map over {_named(manual)}"
         return whole_call(options, types).spec, DeviceShare(text, manual, refusal=str(error))
-    spec, share = _part(exchange.call, exchange.shards, exchange.specs, manual)
+    own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
+    spec, received = traced_call(exchange.results, exchange.shards, own)
+    share = _share(exchange.call, exchange.shards, exchange.specs, manual).received(spec, received)
     if others is not None:
         along = _named(_whole(others.shape))
         share = replace(share, text=f"{share}; how XLA splits it along {along} is not known")
     return spec, share
 
 
-def _part(
+def _partitioned(
+    call: LeadingCall,
+    shards: Shards,
+    outside: Shardings,
+    manual: tuple[tuple[str, int], ...] = (),
+) -> tuple[AttentionSpec, DeviceShare]:
+    """The same of a call whose arrays the partitioner exchanges before and after it."""
+    spec, received = device_call(shards, call)
+    received += exchanged_bytes(shards, call, outside)
+    return spec, _share(call, shards, outside.operands, manual).received(spec, received)
+
+
+def _share(
     call: LeadingCall,
     shards: Shards,
     specs: Mapping[str, P],
-    manual: tuple[tuple[str, int], ...] = (),
-) -> tuple[AttentionSpec, DeviceShare]:
+    manual: tuple[tuple[str, int], ...],
+) -> DeviceShare:
+    """Which part of the call one device computes."""
     sizes = dict(shards.sizes)
     axes = (*sum(shards.leading, ()), *shards.heads, *shards.rows, *shards.keys)
     split = _whole({axis: sizes[axis] for axis in axes})
@@ -102,14 +122,13 @@ def _part(
     where += [f"split along {_named(split)}"] if split else []
     notes = [f"one device's part, {', '.join(where)}"] if where else []
     notes += [f"all devices along {_named(idle)} compute the same"] if idle else []
-    received = received_bytes(shards, call, specs)
-    if received:
-        why = why_keys_move(SplitCall(call, shards, specs))
-        notes.append(f"receives {in_units(received)} of its operands from other devices{why}")
+    if why := why_keys_move(SplitCall(call, shards, specs)):
+        notes.append(f"keys are gathered{why}")
     notes += _exchanges(call, shards, specs["query"])
     strategies = _strategies(call, shards, specs["query"])
-    share = DeviceShare("; ".join(notes), manual + split, received, shards.strategy, strategies)
-    return device_spec(shards, call), share
+    return DeviceShare(
+        "; ".join(notes), manual + split, strategy=shards.strategy, strategies=strategies
+    )
 
 
 def _exchanges(call: LeadingCall, shards: Shards, query: P) -> Iterator[str]:
@@ -119,17 +138,10 @@ def _exchanges(call: LeadingCall, shards: Shards, query: P) -> Iterator[str]:
         sizes = dict(shards.sizes)
         axes = _whole({axis: sizes[axis] for axis in exchanged})
         yield f"tokens are exchanged for heads along {_named(axes)}"
-    if shards.strategy == "pages":
-        forward, _ = map(in_units, keys.summed_bytes(device_spec(shards, call)))
-        yield f"pages stay where they are: devices sum results, {forward}: the call is a piece"
-    elif shards.strategy == "keys":
-        forward, backward = map(in_units, keys.summed_bytes(device_spec(shards, call)))
-        yield (
-            f"keys stay where they are: devices sum results, {forward}, and in the backward pass "
-            f"the gradient of query, {backward}: the call is a piece"
-        )
+    if shards.strategy in ("keys", "pages"):
+        yield f"{shards.strategy} stay where they are, and devices sum results"
     elif shards.strategy is not None:
-        yield f"rows stay where they are, keys come by {shards.strategy}: the call is a piece"
+        yield f"rows stay where they are, keys come by {shards.strategy}"
 
 
 def _strategies(call: LeadingCall, shards: Shards, query: P) -> tuple[Cost, ...]:

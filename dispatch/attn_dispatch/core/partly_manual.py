@@ -9,7 +9,7 @@ numbers, which are operands, and nothing can be summed over devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.core.mesh_axes import parts_of
-from attn_dispatch.core.shards import Begin, Shards, entry, key_operand, numbered_axes
+from attn_dispatch.core.shards import Begin, Shardings, Shards, entry, key_operand, numbered_axes
 from attn_dispatch.core.splitting import split
 
 
@@ -41,19 +41,20 @@ def group_of(mesh: Mesh) -> Mesh:
 
 
 def group_shards(
-    others: AbstractMesh, call: LeadingCall, specs: Mapping[str, P]
-) -> tuple[Shards, dict[str, P]]:
-    """How a call is split along the other axes, and the specs, both with parts of the axes."""
+    others: AbstractMesh, call: LeadingCall, outside: Shardings
+) -> tuple[Shards, Shardings]:
+    """How a call is split along the other axes, and its shardings, both with parts of the axes."""
     parts = parts_of(others.shape)
     sizes = {part: size for of_axis in parts.values() for part, size in of_axis.items()}
-    in_parts = {
-        name: P(
-            *(tuple(part for axis in entry(x, i) for part in parts[axis]) for i in range(len(x)))
-        )
-        for name, x in specs.items()
-    }
-    shards = split(call, sizes, in_parts["query"], in_parts[key_operand(call)], wanted="heads")
-    return without_sums(shards, call)[0], in_parts
+
+    def in_parts(x: P) -> P:
+        dims = (entry(x, i) for i in range(len(x)))
+        return P(*(tuple(part for axis in dim for part in parts[axis]) for dim in dims))
+
+    specs = {name: in_parts(x) for name, x in outside.operands.items()}
+    shards = split(call, sizes, specs["query"], specs[key_operand(call)], wanted="heads")
+    results = tuple(None if x is None else in_parts(x) for x in outside.results)
+    return without_sums(shards, call)[0], Shardings(specs, results)
 
 
 def numbers(call: LeadingCall) -> list[jax.Array]:

@@ -40,6 +40,7 @@ from attn_dispatch.core.partitioning import partitioned, sharding_rule
 from attn_dispatch.core.partly_manual import other_axes
 from attn_dispatch.core.remat import attn_saved_p, make_saveable
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
+from attn_dispatch.core.shards import Shardings
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.core.whole_call import is_whole_program
 from attn_dispatch.devices.device import Device
@@ -99,20 +100,9 @@ def _types_of_shard(
 
 
 def _result_shardings(spec: AttentionSpec, avals: Sequence[ShapedArray]) -> list[NamedSharding]:
-    """The shardings of results: a gradient has that of its operand, other results that of query."""
-    by_name = dict(zip(spec.options.operands, avals, strict=True))
-    if spec.is_backward:
-        return [by_name[name].sharding for name in spec.wanted.gradients]
-    sharding = by_name["query"].sharding
-    *leading, rows, heads, _ = sharding.spec
-    by_row = P(*leading, heads, rows)
-    specs = {
-        "out": P(*leading, rows, heads, None),
-        "lse": by_row,
-        "row_max": by_row,
-        "keep": P(*leading, heads, rows, None),
-    }
-    return [NamedSharding(sharding.mesh, specs[name]) for name in spec.result_names]
+    given = {x: y.sharding.spec for x, y in zip(spec.options.operands, avals, strict=True)}
+    found = Shardings.like_operands(spec, given).results
+    return [NamedSharding(avals[0].sharding.mesh, x or P()) for x in found]
 
 
 def _compute(

@@ -8,7 +8,7 @@ these, and uses those that its query heads need.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -244,6 +244,31 @@ class Shards:
             row = row + at.astype(jnp.int32).reshape(-1, *(1 for _ in range(i + 1, number)))
         row = row[..., None]
         return jnp.concatenate([row, jnp.full_like(row, begin("n"))], axis=-1)
+
+
+@dataclass(frozen=True)
+class Shardings:
+    """How the arrays of a call are sharded outside of it."""
+
+    operands: Mapping[str, P]
+    results: tuple[P | None, ...]
+    """None for a result whose sharding is not known."""
+
+    @staticmethod
+    def like_operands(spec: AttentionSpec, operands: Mapping[str, P]) -> Shardings:
+        """Those of a call with Explicit axes: a gradient is sharded as its operand, other results
+        are as query."""
+        if spec.is_backward:
+            return Shardings(operands, tuple(operands[x] for x in spec.wanted.gradients))
+        *leading, rows, heads, _ = operands["query"]
+        by_row = P(*leading, heads, rows)
+        found = {
+            "out": P(*leading, rows, heads, None),
+            "lse": by_row,
+            "row_max": by_row,
+            "keep": P(*leading, heads, rows, None),
+        }
+        return Shardings(operands, tuple(found[x] for x in spec.result_names))
 
 
 def own_operands(

@@ -24,7 +24,7 @@ from attn_dispatch.core import jax_compat
 from attn_dispatch.core.inlined_module import inline_calls
 from attn_dispatch.core.jax_compat import Context, MlirValues, ir, passmanager, sdy, stablehlo
 from attn_dispatch.core.partly_manual import group_shards
-from attn_dispatch.core.shards import Shards, key_operand, layouts
+from attn_dispatch.core.shards import Shardings, Shards, key_operand, layouts
 from attn_dispatch.core.splitting import split
 
 _OPEN_CALL = "attn_dispatch_open_call"
@@ -45,12 +45,12 @@ class Sketch:
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
-        self._found: dict[_Call, dict[Shards, dict[str, P]]] = {}
+        self._found: dict[_Call, dict[Shards, Shardings]] = {}
 
     def find(
         self, call: LeadingCall, others: AbstractMesh | None = None
-    ) -> dict[Shards, dict[str, P]]:
-        """Each way in which this call is split, and how its operands are sharded before, by name.
+    ) -> dict[Shards, Shardings]:
+        """Each way in which this call is split, and how its arrays are sharded outside of it.
 
         The same call may stand at several places of the program. Empty if the sketch does not have
         it.
@@ -118,12 +118,13 @@ class Sketch:
             known = {name: spec for name, spec in specs.items() if spec is not None}
             if len(known) != len(specs):
                 continue
+            outside = Shardings(known, tuple(map(_spec, operation.results)))
             if others is None:
                 with settings.within(call.options.settings):
                     shards = split(call, sizes, known["query"], known[key_operand(call)])
             else:
-                shards, known = group_shards(others, call, known)
-            self._found.setdefault((call, others), {}).setdefault(shards, known)
+                shards, outside = group_shards(others, call, outside)
+            self._found.setdefault((call, others), {}).setdefault(shards, outside)
 
 
 def of_program(program: jax.stages.Traced, platform: str) -> Sketch:
@@ -166,7 +167,7 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 
 def _spec(value: Any) -> P | None:
-    """How an operand is sharded; None along a part of an axis, which a spec cannot express.
+    """How an array is sharded; None along a part of an axis, which a spec cannot express.
 
     Of an argument of a shard_map's body, without the axes of the shard_map.
     """

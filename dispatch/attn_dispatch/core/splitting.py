@@ -153,9 +153,7 @@ class _Splitting:
         if strategy != self.wanted and not (is_rest or self.is_by_document):
             batch, heads = ways
             costs = modelled(spec, spread, batch_ways=batch, head_ways=heads)
-            # Heads and a ring take an axis each.
-            possible = (x for x in costs if len(rows) > 1 or x.strategy != "heads+ring")
-            strategy = cheapest(possible)
+            strategy = cheapest(x for x in costs if x.mesh_axes <= len(rows))
         return ((), None) if strategy is None else (rows, strategy)
 
     def keys_alone(self, axes: tuple[str, ...], batch_ways: int) -> tuple[str, ...]:

@@ -34,14 +34,18 @@ class Calls:
 
     place: Place | None
     settings: CallSettings
+    forward: dict[AttentionSpec, Found] = field(default_factory=dict[AttentionSpec, "Found"])
+    """The forward calls, which may differ in their results."""
+    backward: dict[AttentionSpec, Found] = field(default_factory=dict[AttentionSpec, "Found"])
+
+
+@dataclass
+class Found:
+    """A call in one direction."""
+
     share: DeviceShare | None
-    forward: dict[AttentionSpec, list[Runs]] = field(
-        default_factory=dict[AttentionSpec, list[Runs]]
-    )
-    """The forward calls, which may differ in their results, and the runs at each place of each."""
-    backward: dict[AttentionSpec, list[Runs]] = field(
-        default_factory=dict[AttentionSpec, list[Runs]]
-    )
+    runs: list[Runs] = field(default_factory=list[Runs])
+    """Those at each place of the program."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,10 @@ class OwnCalls:
         with settings.within(own):
             found = _call_in(equation, self._find_sketch)
         spec, key = found.spec.without_settings, _Key(place_of(equation), own, *found.identity)
-        calls = self._found.setdefault(key, Calls(key.place, own, found.share))
+        calls = self._found.setdefault(key, Calls(key.place, own))
         specs = calls.backward if spec.is_backward else calls.forward
         runs = replace(runs, again=0) if spec.is_backward else runs
-        specs.setdefault(spec, []).append(runs)
+        specs.setdefault(spec, Found(found.share)).runs.append(runs)
         return True
 
     def pairs(self) -> list[Pair]:
@@ -156,18 +160,13 @@ def _paired(calls: Calls) -> Sequence[Pair]:
     )
     backward = list(calls.backward)
     pairs: list[Pair] = []
+    nothing = Found(None)
     for i in range(max(len(forward), len(backward))):
         first = forward[i] if i < len(forward) else None
         last = backward[i] if i < len(backward) else None
-        pairs.append(
-            Pair(
-                calls.place,
-                calls.settings,
-                calls.share,
-                first,
-                total(() if first is None else calls.forward[first]),
-                last,
-                total(() if last is None else calls.backward[last]),
-            )
-        )
+        there = nothing if first is None else calls.forward[first]
+        back = nothing if last is None else calls.backward[last]
+        share = back.share if there.share is None else there.share.with_backward(back.share)
+        runs = total(there.runs), total(back.runs)
+        pairs.append(Pair(calls.place, calls.settings, share, first, runs[0], last, runs[1]))
     return pairs

@@ -7,7 +7,7 @@ in `strategy_costs.py`; docs/context.md compares it with measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,12 +17,21 @@ from attn_dispatch.reason import Reason, sentences
 from attn_dispatch.text import in_units
 
 TILE = 128
-"""Queries and keys of a kernel's tile. The tiles at both ends of a window are computed whole."""
+"""Queries and keys of a kernel's tile. The tiles at both ends of a window are computed whole, and a
+halo sends whole tiles of keys."""
 
-PACKED_IMBALANCE = 1.7
-"""The busiest device's work over the mean, for packed documents in zigzag order: 1.45 to 2.1 for
-documents drawn from three distributions, 131,072 tokens on 8 devices. In the order of documents it
-is 1."""
+PACKED_IMBALANCE = {1: 1.7, 32: 2.1}
+"""The busiest device's work over the mean, for packed documents in zigzag order, from so many
+devices on: 1.45 to 2.1 on 8 and 1.8 to 2.4 on 32, for documents drawn from three distributions,
+131,072 tokens. In the order of documents it is 1."""
+
+PACKED_RINGS: Mapping[SequenceOrder, float] = {
+    "contiguous": 1.12, "zigzag": 1.07, "documents": 1.24,
+}  # fmt: skip
+"""The measured time of a ring of packed documents over the sum of what is modelled, by the order of
+its rows: forward and backward, 131,072 tokens on four H200 at f43df74b
+(benchmarks/results/context_four_anew-NVIDIA_H200-9_19_0.json). Its pieces are short, and the
+clearing, merging and copying between them is not modelled."""
 
 MOST_GATHERED = 4 << 30
 """Bytes that a device may use for the keys, values and gradients of other devices."""
@@ -74,11 +83,15 @@ class SpreadCall:
         return self.is_causal and self.window is None
 
     @property
-    def unbalanced(self) -> float:
+    def is_packed(self) -> bool:
+        """Whether a row of the batch has several documents."""
+        return self.longest is not None and self.longest < self.keys
+
+    def unbalanced(self, devices: int) -> float:
         """The busiest device's work over the mean, where devices have different rows."""
-        is_packed = self.longest is not None and self.longest < self.keys
-        is_balanced = self.order == "documents" or not self.is_uneven
-        return PACKED_IMBALANCE if is_packed and not is_balanced else 1
+        if not self.is_packed or not self.is_uneven or self.order == "documents":
+            return 1
+        return max(x for least, x in PACKED_IMBALANCE.items() if devices >= least)
 
     @property
     def query_bytes(self) -> float:
@@ -124,7 +137,7 @@ class Pass:
     """The costs of the forward or the backward pass for the most loaded device."""
 
     sent: float
-    """Bytes that a device sends."""
+    """Bytes that a device sends, the mean over all devices."""
     flops: float
     compute: float
     """Seconds in kernels and in local copies and sums."""
@@ -151,6 +164,11 @@ class Cost:
     backward: Pass | None = None
     split: tuple[int, int] | None = None
     """For heads+ring: the devices that exchange heads, and those of a ring."""
+
+    @property
+    def mesh_axes(self) -> int:
+        """How many mesh axes the sequence must be sharded along."""
+        return 1 if self.split is None else 2
 
     def passes(self, *, needs_backward: bool = True) -> tuple[Pass, ...]:
         """The passes that a call makes; none if the strategy does not apply."""
@@ -221,6 +239,10 @@ def table(costs: Iterable[Cost]) -> str:
         name = cost.strategy
         if cost.split is not None:
             name += " {} x {}".format(*cost.split)
+            notes.append(
+                f"{name}: takes two mesh axes, one of {cost.split[0]} devices for heads and one of "
+                f"{cost.split[1]} for the ring"
+            )
         sent = (in_units(round(x.sent)) for x in passes)
         times = (f"{x.seconds * 1e3:.3g} ms" for x in passes)
         rows.append((name, *sent, *times, in_units(round(cost.gathered()))))

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.core.context.cost import TILE
 from attn_dispatch.core.context.device_call import (
     KEYS,
     Arrays,
@@ -23,7 +24,6 @@ from attn_dispatch.core.context.device_call import (
     alike,
 )
 
-_TILE = 128
 _IDS = "key_value_segment_ids"
 
 
@@ -51,7 +51,7 @@ def width(device: DeviceCall) -> int:
     """The number of keys that a device receives: whole tiles of kernels, if there are so many."""
     left, _ = device.meaning.window
     assert left is not None
-    return min(-(-left // _TILE) * _TILE, device.operands["key"].shape[-3])
+    return min(-(-left // TILE) * TILE, device.operands["key"].shape[-3])
 
 
 def _links(device: DeviceCall) -> list[tuple[int, int]]:

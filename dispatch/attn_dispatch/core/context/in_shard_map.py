@@ -52,11 +52,7 @@ def results(
       NotImplementedError: no strategy can run the call; the message has every reason.
     """
     exchange = Exchange.of(options, operands, jax.sharding.get_abstract_mesh())
-    named = zip(options.operands, vary_alike(operands), strict=True)
-    parts = [exchange.to_parts(name, x) for name, x in named]
-    found = shard_call(bind, exchange.call, exchange.shards, parts, summed=exchange.summed)
-    names = exchange.call.spec.result_names
-    return tuple(exchange.to_rows(name, x) for name, x in zip(names, found, strict=True))
+    return exchange.results(bind, vary_alike(operands))
 
 
 @dataclass(frozen=True)
@@ -97,6 +93,14 @@ class Exchange:
                 "over all axes, or the others Auto"
             )
         return Exchange(context, call, shards)
+
+    def results(self, bind: Bind, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The device's results, from its operands."""
+        named = zip(self.call.options.operands, operands, strict=True)
+        parts = [self.to_parts(name, x) for name, x in named]
+        found = shard_call(bind, self.call, self.shards, parts, summed=self.summed)
+        names = self.call.spec.result_names
+        return tuple(self.to_rows(name, x) for name, x in zip(names, found, strict=True))
 
     @property
     def specs(self) -> dict[str, P]:

@@ -11,11 +11,9 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from attn_dispatch.call.context import Context
-from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.context.device_call import Arrays, DeviceCall, wide
 from attn_dispatch.semantics.sinks_afterwards import with_sinks
 from attn_dispatch.semantics.sinks_grad import sinks_grad
@@ -39,14 +37,6 @@ def compute(device: DeviceCall) -> Arrays:
     if "sinks" in device.options.wanted.gradients:
         found["sinks"] = device.unfolded("sinks", sinks_grad)
     return found
-
-
-def summed_bytes(spec: AttentionSpec) -> tuple[int, int]:
-    """The bytes of the arrays that devices sum, forward and backward; `spec` is of one device."""
-    width = np.promote_types(spec.dtype, np.float32).itemsize
-    heads = spec.batch * spec.seq_len_q * spec.num_heads * width
-    of_a_row = spec.head_dim_v + (3 if spec.wanted.needs_max else 2)  # out, the sum and maxima
-    return heads * of_a_row, heads * spec.head_dim
 
 
 def merged(context: Context, found: Arrays) -> Arrays:

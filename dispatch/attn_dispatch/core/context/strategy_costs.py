@@ -7,7 +7,7 @@ P devices hold 1 / P of the rows and keys each. Per device and pass, of its own 
     gather    (k + v) (P - 1)                that, and (dk + dv) (P - 1), float32  nothing
     ring      (k + v) (P - 1)                that, dk + dv, and                    behind kernels
                                              (dk + dv) (P - 2), float32
-    halo      k + v of the window            twice that                            nothing
+    halo      k + v of the window (P - 1)/P  twice that                            nothing
 
 (Ulysses, arXiv:2309.14509; Llama 3, arXiv:2407.21783; ring, arXiv:2310.01889.) heads+ring exchanges
 heads within groups, and sends keys around rings of one device from each group (arXiv:2405.07719).
@@ -24,7 +24,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from attn_dispatch.call.options import Meaning
-from attn_dispatch.core.context.cost import Cost, Devices, Hardware, Pass, SpreadCall
+from attn_dispatch.core.context.cost import (
+    PACKED_RINGS,
+    TILE,
+    Cost,
+    Devices,
+    Hardware,
+    Pass,
+    SpreadCall,
+)
 from attn_dispatch.core.context.strategies import Spread, all_reasons
 from attn_dispatch.reason import Reason, Rule, broken
 
@@ -156,7 +164,7 @@ def _gather(case: _Case) -> Pass:
     if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows, case.number)
         sent, exposed = sent + more, exposed + seconds
-    flops = case.flops * call.unbalanced
+    flops = case.flops * call.unbalanced(case.number)
     if call.is_causal and case.is_backward:
         flops *= _WITH_LENGTHS
     memory = call.kv_bytes
@@ -172,7 +180,13 @@ def _ring(case: _Case) -> Pass:
     if call.is_uneven and call.order == "contiguous":
         more, seconds = _in_order(case, case.rows + case.keys, case.number)
         found = replace(found, sent=found.sent + more, exposed=found.exposed + seconds)
-    return found
+    return _as_measured(call, found)
+
+
+def _as_measured(call: SpreadCall, found: Pass) -> Pass:
+    """A strategy with rings, and what packed documents take beside the work that is modelled."""
+    more = PACKED_RINGS[call.order] - 1 if call.is_packed else 0.0
+    return replace(found, compute=found.compute + more * found.seconds)
 
 
 def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
@@ -187,7 +201,7 @@ def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
     if case.is_backward:
         sums_of_gradients = share / call.width * max(call.width, 4)
         gradients = (share + sums_of_gradients * (steps - 1)) / steps
-    flops = case.flops * call.unbalanced
+    flops = case.flops * call.unbalanced(case.number)
     each = (call.query_bytes if case.is_backward else call.out_bytes) / case.number / call.width
     sums = case.copies(each * (4 + 4 + call.width)) * steps
     step = hop(share + gradients, case.hardware, nodes)
@@ -203,10 +217,11 @@ def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
 def _halo(case: _Case) -> Pass:
     """The window's keys and values sent to the next device, and their gradients back."""
     call = case.call
-    rows = min(call.window or 0, call.keys)
+    rows = min(TILE * math.ceil((call.window or 0) / TILE), call.keys // case.number)
     part = call.kv_bytes * rows / call.keys
     ways = 2 if case.is_backward else 1
-    sent, exposed = part * ways, hop(part, case.hardware) * ways
+    # The last device has no next one.
+    sent, exposed = part * ways * (1 - 1 / case.number), hop(part, case.hardware) * ways
     return Pass(sent, case.flops, case.kernels(case.flops), exposed)
 
 
@@ -223,7 +238,8 @@ def _heads_and_ring(case: _Case) -> Pass:
         more, seconds = _in_order(case, case.rows + case.keys, ring)
         sent, exposed = sent + more, exposed + seconds
     compute = rings.compute + case.copies(4 * moved)
-    return replace(rings, sent=rings.sent + sent, compute=compute, exposed=exposed)
+    found = replace(rings, sent=rings.sent + sent, compute=compute, exposed=exposed)
+    return _as_measured(call, found)
 
 
 def split(call: SpreadCall, devices: Devices) -> tuple[int, int] | None:
