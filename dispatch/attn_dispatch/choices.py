@@ -12,34 +12,46 @@ Choice = TypeVar("Choice", bound=str)
 
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
+_LIKENESS = 0.65
+
 
 def check_choice(
-    name: str, value: object, choices: tuple[Choice, ...], others: Mapping[str, str] = _NO_WORDS
+    name: str,
+    value: object,
+    choices: tuple[Choice, ...],
+    others: Mapping[str, str] = _NO_WORDS,
+    likeness: float = _LIKENESS,
 ) -> Choice:
     """The value, one of the choices for the argument or variable of this name.
 
     Raises:
       ValueError: it is none of them; the message has the one that was probably meant, if any. For
-        `others` see `did_you_mean`.
+        `others` and `likeness` see `did_you_mean`.
     """
     if not isinstance(value, str) or value not in choices:
-        meant = did_you_mean(value, choices, others)
+        meant = did_you_mean(value, choices, others, likeness)
         raise ValueError(f"{name}: expected one of {choices}, got {value!r}{meant}")
     return cast("Choice", value)
 
 
-def did_you_mean(given: object, known: Iterable[str], others: Mapping[str, str] = _NO_WORDS) -> str:
+def did_you_mean(
+    given: object,
+    known: Iterable[str],
+    others: Mapping[str, str] = _NO_WORDS,
+    likeness: float = _LIKENESS,
+) -> str:
     """The end of a message about an unknown name: "; did you mean 'cudnn'?", or nothing.
 
     Args:
       given: the unknown name; for anything but a text there is no hint.
       known: the names that exist. Case, spaces, hyphens and underscores do not tell names apart.
       others: what people also say, in lower case without those characters, and the name here.
+      likeness: difflib's ratio from which names count as similar; 1 for equal ones alone.
     """
     if not isinstance(given, str):
         return ""
     names = {_folded(name): name for name in known} | dict(others)
-    near = difflib.get_close_matches(_folded(given), names, n=1, cutoff=0.65)
+    near = difflib.get_close_matches(_folded(given), names, n=1, cutoff=likeness)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 

@@ -103,6 +103,7 @@ def test_dropout_mask_and_explain_accept_bnth():
     [
         ("bnth", r"expected one of \('BTNH', 'BNTH'\), got 'bnth'; did you mean 'BNTH'\?"),
         ("bshd_bshd_bshd", r"got 'bshd_bshd_bshd'; did you mean 'BTNH'\?"),
+        ("sbhd", "got 'sbhd'$"),
         ("BTHD", r"got 'BTHD'; did you mean 'BTNH'\?"),
         ("BHSD", r"got 'BHSD'; did you mean 'BNTH'\?"),
         (("BTNH",), "got"),

@@ -26,6 +26,9 @@ _ELSEWHERE = {
 }  # fmt: skip
 """By what other libraries say, the name of a layout here."""
 
+_EQUAL = 1.0
+"""Another order of the same letters is another layout: "sbhd" does not mean "bshd"."""
+
 _PACKED = re.compile(r"t[23]?hd", re.IGNORECASE)
 _LEAST_DIMS = 3
 
@@ -47,7 +50,7 @@ def rows_first(arguments: Arguments) -> Arguments:
             f"qkv_layout: expected one of {choices}, got {layout!r}; packed sequences have segment "
             "ids with max_segments, or go to ragged_dot_product_attention"
         )
-    if check_choice("qkv_layout", layout, choices, _ELSEWHERE) == "BTNH":
+    if check_choice("qkv_layout", layout, choices, _ELSEWHERE, _EQUAL) == "BTNH":
         return arguments
     return replace(
         arguments,
@@ -70,7 +73,9 @@ def separate_pages(arguments: Arguments) -> Arguments:
     Raises:
       ValueError: there is no such layout, or the pool has another shape.
     """
-    layout: KvLayout = check_choice("kv_layout", arguments.kv_layout, get_args(KvLayout))
+    layout: KvLayout = check_choice(
+        "kv_layout", arguments.kv_layout, get_args(KvLayout), likeness=_EQUAL
+    )
     keys, values, value_page = arguments.key_pages, arguments.value_pages, 0
     if keys is not None and values is None:
         keys = _both_in_one(keys, layout)

@@ -76,7 +76,7 @@ def write(
         kinds = ", ".join(type(x).__name__ for x in (pages, new, tables))
         raise ValueError(f"write: expected pages, new and PageTables in this order, got {kinds}")
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
-    axis = _KEYS_AXIS[check_choice("kv_layout", kv_layout, get_args(KvLayout))]
+    axis = _KEYS_AXIS[check_choice("kv_layout", kv_layout, get_args(KvLayout), likeness=1.0)]
     is_pool = pages.ndim == 5 and pages.shape[1] == 2
     has_valid_axes = is_pool or pages.ndim == 4
     if not has_valid_axes or pages.shape[axis] != tables.page_size or pages.shape[0] < least:
