@@ -81,7 +81,7 @@ WINDOW = CAUSAL | {"local_window_size": (5, 0)}
 CASES = {
     "heads, few of keys": Case("heads", "Auto", (8, 2)),
     "heads, packed": Case("heads", "Explicit", (8, 8), PACKED),
-    "heads, zigzag": Case("heads", "zigzag", (8, 2)),
+    "heads, zigzag": Case("heads", "zigzag", (8, 2), PACKED),
     "heads+ring": Case("ring", "Auto", (HEADS, HEADS), mesh=(2, 4)),
     "ring": Case("ring", "Auto"),
     "ring, Explicit": Case("ring", "Explicit", options={}),

@@ -34,7 +34,7 @@ def received(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> float:
 def _of_collective(equation: JaxprEqn, sizes: Mapping[str, int]) -> float:
     name, params = equation.primitive.name, equation.params
     axes = _names(params.get("axis_name", params.get("axes", ())))
-    devices = math.prod(sizes[x] for x in axes if x in sizes)
+    devices = math.prod(y for x, y in sizes.items() if x in axes)
     given = sum(map(_bytes, map(type_of, equation.invars)))
     if name == "ppermute":
         pairs = cast("Sequence[tuple[int, int]]", params["perm"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from attn_dispatch.call.context import Strategy
 from attn_dispatch.call.leading import Bind, LeadingCall
@@ -16,7 +17,15 @@ from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.collectives import received
 from attn_dispatch.core.context.cost import Cost
-from attn_dispatch.core.shards import Shardings, Shards, entry, layout, layouts, shard_call
+from attn_dispatch.core.shards import (
+    Shardings,
+    Shards,
+    entry,
+    is_repeated,
+    layout,
+    layouts,
+    shard_call,
+)
 from attn_dispatch.text import in_units
 
 
@@ -73,7 +82,7 @@ def received_bytes(shards: Shards, call: LeadingCall, specs: Mapping[str, P]) ->
     return sum(
         _received(shards, x.shape, x.dtype, specs[x.name], shards.spec_of(layout(call, x.name)))
         for x in call.operands
-        if x.name in specs and not _is_repeated(x.name, call.options)
+        if x.name in specs and not is_repeated(x.name, call.options)
     )
 
 
@@ -88,12 +97,7 @@ def exchanged_bytes(shards: Shards, call: LeadingCall, outside: Shardings) -> in
     )
 
 
-def _is_repeated(name: str, options: AttentionOptions) -> bool:
-    """Whether an operand is the array of another one, which devices exchange once."""
-    return name == "key_value_segment_ids" and options.meaning.same_lengths
-
-
-def _received(shards: Shards, shape: Sequence[int], dtype: object, before: P, after: P) -> int:
+def _received(shards: Shards, shape: Sequence[int], dtype: DTypeLike, before: P, after: P) -> int:
     """The bytes of an array that each device lacks, if it shall be sharded otherwise."""
     own = math.prod(shape) * jnp.dtype(dtype).itemsize
     missing = 1

@@ -106,6 +106,11 @@ def _letters(call: LeadingCall, name: str) -> list[str]:
     return [*(f"b{i}" for i in range(len(call.dims))), *inner]
 
 
+def is_repeated(name: str, options: AttentionOptions) -> bool:
+    """Whether an operand is the same array as query_segment_ids, which devices exchange once."""
+    return name == "key_value_segment_ids" and options.meaning.same_lengths
+
+
 def numbered_axes(call: LeadingCall) -> dict[str, int]:
     """The axes along which a call may be split, by their letters, each with its size."""
     return {f"b{i}": size for i, size in enumerate(call.dims)} | {"n": call.spec.num_heads}

@@ -25,7 +25,7 @@ from attn_dispatch.call.options import AttentionOptions, is_mod_operand
 from attn_dispatch.core.context.device_call import vary_alike
 from attn_dispatch.core.context.strategies import Spread, all_reasons
 from attn_dispatch.core.context.zigzag import in_sequence, in_zigzag
-from attn_dispatch.core.shards import LAYOUTS, Shards, layout, shard_call
+from attn_dispatch.core.shards import LAYOUTS, Shards, is_repeated, layout, shard_call
 from attn_dispatch.core.splitting import split
 
 _SCORES = ("bias", "mask")
@@ -96,9 +96,12 @@ class Exchange:
 
     def results(self, bind: Bind, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The device's results, from its operands."""
-        named = zip(self.call.options.operands, operands, strict=True)
-        parts = [self.to_parts(name, x) for name, x in named]
-        found = shard_call(bind, self.call, self.shards, parts, summed=self.summed)
+        options, parts = self.call.options, dict[str, jax.Array]()
+        for name, x in zip(options.operands, operands, strict=True):
+            is_there = is_repeated(name, options)
+            parts[name] = parts["query_segment_ids"] if is_there else self.to_parts(name, x)
+        own = tuple(parts.values())
+        found = shard_call(bind, self.call, self.shards, own, summed=self.summed)
         names = self.call.spec.result_names
         return tuple(self.to_rows(name, x) for name, x in zip(names, found, strict=True))
 
