@@ -1,7 +1,8 @@
 """What a mask_mod says of pairs of positions, by NumPy: no array of JAX's is made.
 
-Arrays that the mod reads may be traced, so what depends on them is not known: neither surely True
-nor surely False. A condition is therefore two arrays, where it may be True and where it must be.
+Arrays that the mod reads may be traced, so what depends on them is not known. Such a value is two
+bounds: the least and the largest number that it may be, as after a minimum with a known number; and
+of a condition, whether it must be True and whether it may be.
 """
 
 from __future__ import annotations
@@ -19,23 +20,20 @@ _Known = Any
 """A NumPy array or number of integers, or of floating numbers."""
 
 
-class _Condition:
-    """Where a condition may be True, and where it must be."""
+class _Bounds:
+    """The least and the largest value that is possible, of numbers or conditions."""
 
-    def __init__(self, may: _Known, must: _Known) -> None:
-        self.may, self.must = may, must
+    def __init__(self, low: _Known, high: _Known) -> None:
+        self.low, self.high = low, high
 
 
-_UNKNOWN = _Condition(True, False)
-"""Stands for every value that is not known, whatever its dtype."""
-
-_Value = _Known | _Condition
+_Value = _Known | _Bounds
 
 
 def may_attend(program: ModProgram, b: _Known, n: _Known, t: _Known, s: _Known) -> np.ndarray:
     """bool, of the indices' broadcast shape: False where the mask_mod is known to be False."""
     jaxpr = program.body.jaxpr
-    values: dict[Var, _Value] = dict.fromkeys(jaxpr.invars, _UNKNOWN)
+    values: dict[Var, _Value] = {x: _unknown(x) for x in jaxpr.invars}
     values |= dict(zip(jaxpr.invars, (b, n, t, s), strict=False))
     values |= dict(zip(jaxpr.constvars, program.body.consts, strict=True))
 
@@ -47,29 +45,32 @@ def may_attend(program: ModProgram, b: _Known, n: _Known, t: _Known, s: _Known) 
             try:
                 found = _computed(equation, [read(x) for x in equation.invars])
             except (ArithmeticError, TypeError, ValueError):  # of a form that is not foreseen here
-                found = _UNKNOWN
-            values |= dict.fromkeys(equation.outvars, found)
-    may = _as_condition(read(jaxpr.outvars[0])).may
+                found = None
+            values |= {x: _unknown(x) if found is None else found for x in equation.outvars}
+    may = _bounds(read(jaxpr.outvars[0])).high
     return np.broadcast_to(np.asarray(may, bool), np.broadcast_shapes(*map(np.shape, (b, n, t, s))))
 
 
-def _computed(equation: JaxprEqn, values: list[_Value]) -> _Value:
+def _computed(equation: JaxprEqn, values: list[_Value]) -> _Value | None:
+    """The value of an equation; None if nothing is known of it."""
     name = equation.primitive.name
     if name == "select_n" and len(values) != 3:  # it selects by a number
-        return _UNKNOWN
-    are_known = not any(isinstance(x, _Condition) for x in values)
-    if are_known and all(type_of(x).dtype in _EXACT for x in (*equation.invars, *equation.outvars)):
+        return None
+    is_exact = all(type_of(x).dtype in _EXACT for x in (*equation.invars, *equation.outvars))
+    if is_exact and not any(isinstance(x, _Bounds) for x in values):
         if name == "convert_element_type":
             return np.asarray(values[0]).astype(equation.params["new_dtype"])
         if name in _NUMBERS:
             return _NUMBERS[name](*values)
+    bounds = [_bounds(x) for x in values]
+    if is_exact and name in _BOUNDED:
+        return _BOUNDED[name](*bounds)
     if type_of(equation.outvars[0]).dtype != np.bool_:
-        return _UNKNOWN
-    conditions = [_as_condition(x) for x in values]
+        return None
     if name == "select_n":
-        condition, no, yes = conditions
+        condition, no, yes = bounds
         return _or(_and(condition, yes), _and(_not(condition), no))
-    return _LOGICAL[name](*conditions) if name in _LOGICAL else _UNKNOWN
+    return _LOGICAL[name](*bounds) if name in _LOGICAL else None
 
 
 _EXACT = (np.dtype(bool), np.dtype(np.int32))
@@ -77,23 +78,63 @@ _EXACT = (np.dtype(bool), np.dtype(np.int32))
 rounded, cut off or divided in other ways."""
 
 
-def _as_condition(x: _Value) -> _Condition:
-    return x if isinstance(x, _Condition) else _Condition(x, x)
+def _unknown(x: Var) -> _Bounds:
+    is_condition = type_of(x).dtype == np.bool_
+    return _Bounds(False, True) if is_condition else _Bounds(-np.inf, np.inf)
 
 
-def _and(x: _Condition, y: _Condition) -> _Condition:
-    return _Condition(np.logical_and(x.may, y.may), np.logical_and(x.must, y.must))
+def _bounds(x: _Value) -> _Bounds:
+    return x if isinstance(x, _Bounds) else _Bounds(x, x)
 
 
-def _or(x: _Condition, y: _Condition) -> _Condition:
-    return _Condition(np.logical_or(x.may, y.may), np.logical_or(x.must, y.must))
+def _and(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _Bounds(np.logical_and(x.low, y.low), np.logical_and(x.high, y.high))
 
 
-def _not(x: _Condition) -> _Condition:
-    return _Condition(np.logical_not(x.must), np.logical_not(x.may))
+def _or(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _Bounds(np.logical_or(x.low, y.low), np.logical_or(x.high, y.high))
 
 
-_LOGICAL: Mapping[str, Callable[..., _Condition]] = {"and": _and, "or": _or, "not": _not}
+def _not(x: _Bounds) -> _Bounds:
+    return _Bounds(np.logical_not(x.high), np.logical_not(x.low))
+
+
+_LOGICAL: Mapping[str, Callable[..., _Bounds]] = {"and": _and, "or": _or, "not": _not}
+
+
+def _least(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _Bounds(np.minimum(x.low, y.low), np.minimum(x.high, y.high))
+
+
+def _largest(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _Bounds(np.maximum(x.low, y.low), np.maximum(x.high, y.high))
+
+
+def _is_less(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _Bounds(np.less(x.high, y.low), np.less(x.low, y.high))
+
+
+def _is_greater(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _is_less(y, x)
+
+
+def _is_not_less(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _not(_is_less(x, y))
+
+
+def _is_not_greater(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _not(_is_less(y, x))
+
+
+def _reshaped(x: _Bounds, *_: _Bounds) -> _Bounds:
+    return x
+
+
+# Sums are not among these: one of a number that is not known may wrap around.
+_BOUNDED: Mapping[str, Callable[..., _Bounds]] = {
+    "min": _least, "max": _largest, "lt": _is_less, "gt": _is_greater,
+    "ge": _is_not_less, "le": _is_not_greater, "broadcast_in_dim": _reshaped, "squeeze": _reshaped,
+}  # fmt: skip
 
 
 _WHERE: Callable[..., _Known] = np.where

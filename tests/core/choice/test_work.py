@@ -80,6 +80,35 @@ def test_what_a_mask_mod_reads_from_arrays_is_assumed_to_allow_pairs():
     assert negated is not None and may_attend(negated, zero, zero, t[:64], s[:, :64]).all()
 
 
+_FORMULAS: dict[str, tuple[Any, Any]] = {
+    "<": (lambda least, most, s: s < least, lambda s: s < 30),
+    ">=": (lambda least, most, s: s >= most, lambda s: s >= 30),
+    "not <": (lambda least, most, s: ~(s < most), lambda s: s >= 30),
+    "not >=": (lambda least, most, s: ~(s >= least), lambda s: s < 30),
+    "<, the other way round": (lambda least, most, s: most < s, lambda s: s > 30),
+    "<=, the other way round": (lambda least, most, s: most <= s, lambda s: s >= 30),
+    "not >, the other way round": (lambda least, most, s: ~(least > s), lambda s: s == s),
+    "two": (lambda least, most, s: (s <= least) | (s > most + 0 * s), lambda s: s == s),
+    "two bounds": (lambda least, most, s: jnp.maximum(least, 9) > s, lambda s: s < 30),
+    "a sum may wrap around": (lambda least, most, s: s < least + 5, lambda s: s == s),
+}
+"""Conditions on an array's number, min(number, 30) and max(number, 30), and where they may hold."""
+
+
+@pytest.mark.parametrize("name", _FORMULAS)
+def test_minima_and_maxima_bound_what_arrays_hold(name: str):
+    formula, expected = _FORMULAS[name]
+    ends = jnp.array([300, 700])
+    program = call(
+        64,
+        64,
+        mask_mod=lambda b, n, t, s: formula(jnp.minimum(ends[b], 30), jnp.maximum(ends[b], 30), s),
+    ).meaning.mask_mod
+    assert program is not None
+    zero, s = np.int32(0), np.arange(64, dtype=np.int32)
+    np.testing.assert_array_equal(may_attend(program, zero, zero, zero, s), expected(s))
+
+
 def test_sequences_and_lengths_count_by_what_is_static():
     ids = jax.ShapeDtypeStruct((2, 4096), jnp.int32)
     packed = {"query_segment_ids": ids, "is_causal": True}
