@@ -54,6 +54,19 @@ def _prefix_lm() -> Figure:
     return _mask_row("mod_prefix_lm", lengths, 8, 8)
 
 
+def _shared_prefix() -> Figure:
+    layouts = {
+        "one prompt": (np.array([4]), np.array([[3, 2, 2]])),
+        "two prompts": (np.array([[3, 2]]), np.array([[[2, 1], [2, 1]]])),
+    }
+    return _mask_row(
+        "mod_shared_prefix",
+        {f"shared_prefix, {x}": mods.shared_prefix(*y, 12) for x, y in layouts.items()},
+        12,
+        12,
+    )
+
+
 def _document_mask() -> Figure:
     documents = np.array([[5, 5, 7, 7, 7, 5, 2, 2]])
     mask = {"mask_mod": mods.document_mask(documents)}
@@ -101,6 +114,7 @@ def _with_query_offset() -> Figure:
 
 
 FIGURES = (
-    _soft_cap(), _alibi(), _relative_position(), _prefix_lm(), _document_mask(), _dilated_window(),
-    _chunked_window(), _neighborhood_2d(), _tree_mask(), _combined(), _with_query_offset(),
+    _soft_cap(), _alibi(), _relative_position(), _prefix_lm(), _shared_prefix(), _document_mask(),
+    _dilated_window(), _chunked_window(), _neighborhood_2d(), _tree_mask(), _combined(),
+    _with_query_offset(),
 )  # fmt: skip

@@ -36,6 +36,7 @@ def ready_made() -> dict[str, Any]:
         "relative_position": mods.relative_position(
             jnp.asarray(_rng.normal(size=(8, N)), jnp.float32), max_distance=6
         ),
+        "shared_prefix": mods.shared_prefix([3, 2], [[2, 4], [1, 6]], T),
         "soft_cap": mods.soft_cap(1.5),
         "tree_mask": mods.tree_mask(jnp.asarray([-1, 0, 0, 1, 1, 2, 2, 3, 3])),
         "with_query_offset": mods.with_query_offset(chunks, jnp.asarray([1, 2])),

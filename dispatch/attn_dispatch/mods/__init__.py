@@ -18,6 +18,7 @@ from attn_dispatch.mods.masks import (
     neighborhood_2d,
     prefix_lm,
 )
+from attn_dispatch.mods.prefixes import shared_prefix
 from attn_dispatch.mods.scores import alibi, relative_position, soft_cap
 from attn_dispatch.mods.trees import tree_mask
 
@@ -32,6 +33,7 @@ __all__ = [
     "not_",
     "prefix_lm",
     "relative_position",
+    "shared_prefix",
     "soft_cap",
     "tree_mask",
     "with_query_offset",
