@@ -129,7 +129,7 @@ class Cache:
         assert state.failed
         for name in ("table", "lengths", "references"):
             np.testing.assert_array_equal(getattr(state, name), getattr(self.state, name))
-        with pytest.raises(serving.OutOfPages, match="could not grow or shrink"):
+        with pytest.raises(serving.OutOfPages, match="could not grow, shrink or move"):
             serving.raise_if_failed(state)
 
 

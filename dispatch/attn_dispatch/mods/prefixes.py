@@ -170,10 +170,8 @@ def _check_known(prompts: np.ndarray, completions: np.ndarray, bounds: Bounds) -
         wrong = lengths[(lengths < 0) | (lengths > most)]
         if wrong.size:
             raise ValueError(f"{name}: expected lengths from 0 to {most}, got {wrong[0]}")
-    in_rows = (
-        np.asarray(x).reshape(len(x), -1).sum(1, dtype=np.int64) for x in (prompts, completions)
-    )
-    total = sum(in_rows).max(initial=0)
+    each = [np.asarray(x).reshape(len(x), -1) for x in (prompts, completions)]
+    total = np.concatenate(each, axis=1).sum(axis=1, dtype=np.int64).max(initial=0)
     if total > bounds.row:
         raise ValueError(
             f"length: expected at least {total}, the tokens of a row, got {bounds.row}"

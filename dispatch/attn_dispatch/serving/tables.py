@@ -206,9 +206,9 @@ def raise_if_failed(tables: PageTables) -> None:
         raise_if_known_moved(tables)
         number, room = tables.references.shape[0], tables.table.shape[1] * tables.page_size
         raise OutOfPages(
-            "in traced code a sequence could not grow or shrink, and nothing has changed since but "
-            f"by free: now {int(tables.free_pages)} of {number} pages are free, and a slot holds "
-            f"{room} keys. To go on, free some, and take serving.recovered(tables)"
+            "in traced code a sequence could not grow, shrink or move, and nothing has changed "
+            f"since but by free: now {int(tables.free_pages)} of {number} pages are free, and a "
+            f"slot holds {room} keys. To go on, free some, and take serving.recovered(tables)"
         )
 
 
