@@ -118,11 +118,22 @@ def _is_greater(x: _Bounds, y: _Bounds) -> _Bounds:
     return _is_less(y, x)
 
 
+def _is_not_less(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _not(_is_less(x, y))
+
+
+def _is_not_greater(x: _Bounds, y: _Bounds) -> _Bounds:
+    return _not(_is_less(y, x))
+
+
+def _reshaped(x: _Bounds, *_: _Bounds) -> _Bounds:
+    return x
+
+
 # Sums are not among these: one of a number that is not known may wrap around.
 _BOUNDED: Mapping[str, Callable[..., _Bounds]] = {
     "min": _least, "max": _largest, "lt": _is_less, "gt": _is_greater,
-    "ge": lambda x, y: _not(_is_less(x, y)), "le": lambda x, y: _not(_is_greater(x, y)),
-    "broadcast_in_dim": lambda x, *_: x, "squeeze": lambda x: x,
+    "ge": _is_not_less, "le": _is_not_greater, "broadcast_in_dim": _reshaped, "squeeze": _reshaped,
 }  # fmt: skip
 
 
