@@ -109,9 +109,7 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "one_query_order": (
         "sm90",
-        [
-            FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": x} for x in (True, False)
-        ],
+        [FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": x} for x in (True, False)],
         [
             FORWARD | {"seq_len_q": 1, "needs_lse": True},
             FORWARD | {"deterministic": True, "needs_lse": True},
