@@ -1,8 +1,7 @@
-"""The table of cases: the same for every implementation, for the tests and the benchmarks."""
+"""The table of cases, the same for every implementation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -108,34 +107,3 @@ CASES: tuple[Case, ...] = (
 """All cases, in float16 and bfloat16, at sizes that kernels are made for."""
 
 BY_NAME: dict[str, Case] = {case.name: case for case in CASES}
-
-
-@dataclass(frozen=True)
-class SpeedCase:
-    """A cell of the speed tables; 16,384 tokens and heads · dim = 2,048 in each, bfloat16."""
-
-    head_dim: int
-    seq_len: int
-    is_causal: bool
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """[B, T, N, H] of query, key and value."""
-        return (16384 // self.seq_len, self.seq_len, 2048 // self.head_dim, self.head_dim)
-
-    @property
-    def forward_flops(self) -> float:
-        """4 · B · T² · N · H, halved by causality; the backward pass counts 2.5 times this."""
-        b, t, n, h = self.shape
-        return 4 * b * t * t * n * h * (0.5 if self.is_causal else 1)
-
-    def __str__(self) -> str:
-        return f"d{self.head_dim} {'causal' if self.is_causal else 'full'} S{self.seq_len}"
-
-
-SPEED_CASES: tuple[SpeedCase, ...] = tuple(
-    SpeedCase(head_dim, seq_len, is_causal)
-    for head_dim in (64, 128, 256)
-    for is_causal in (False, True)
-    for seq_len in (2048, 8192)
-)
