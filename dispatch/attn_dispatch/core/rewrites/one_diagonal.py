@@ -3,7 +3,7 @@
 cuDNN's backward pass skips the keys left of a window that is counted from the top left, but no keys
 of one that is counted from the bottom right. 65,536 queries on 131,072 keys in a window of 4,096
 take 690 ms forward and backward, with or without lengths, and 34 or 33 ms with this rewrite (H200,
-cuDNN 9.19; benchmarks/window_with_lengths.py).
+cuDNN 9.19; benchmarks/results/window_with_lengths-*).
 
 The rewrite copies the keys that the window reaches, and moves each query to the row of the key on
 its diagonal. Rows before the first query are zeros, whose gradients are 0.
@@ -42,8 +42,8 @@ counts from the top left already."""
 _TILE = 128
 """The number of rows added before the queries is a multiple of this."""
 _COPIED_ROW = 300
-"""The number of pairs that take as long as copying a row. Estimated from the times of
-benchmarks/window_with_lengths.py on an H200: 30 ns a row, 0.1 ns a pair."""
+"""The number of pairs that take as long as copying a row. Estimated from
+benchmarks/results/window_with_lengths-NVIDIA_H200-*: 30 ns a row, 0.1 ns a pair."""
 _LEAST_SAVED = 1.5
 """The least ratio of the kernel's work without and with this rewrite. It is more than 1 because
 lengths may reduce the work without it."""
