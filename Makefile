@@ -186,7 +186,7 @@ mask-pictures: $(VENV)/test-packages $(VENV)/pure-python
 	$(BIN)/python docs/draw_masks.py
 
 notebook: $(VENV)/test-packages $(VENV)/pure-python
-	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/notebook.py --write
+	JAX_PLATFORMS=cpu $(BIN)/python -m tests.scripts.notebook
 
 # Arguments: make release-check RELEASE='--pythons 3.12 --skip-source'
 RELEASE ?=

@@ -1,23 +1,24 @@
 """docs/notebook.ipynb runs in order, prints the outputs that it shows, and becomes a page.
 
 Its cells are plain Python and are executed by `exec`: a Jupyter kernel would need a hundred more
-packages. benchmarks/notebook.py makes the outputs in the same way.
+packages. tests/scripts/notebook.py makes the outputs that are committed.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import io
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 
 from tests.support.repository import DOCS
 
 pytest.importorskip("matplotlib")
+
+from tests.scripts.notebook import run
 
 NOTEBOOK = json.loads((DOCS / "notebook.ipynb").read_text("utf-8"))
 CELLS = [x for x in NOTEBOOK["cells"] if x["cell_type"] == "code"]
@@ -28,8 +29,10 @@ SMALLER = {
 }
 
 
-def without_numbers(text: str) -> str:
-    return re.sub(r"[\d.,]+(e-\d+)?", "0", text)
+def described(outputs: list[dict[str, Any]]) -> list[str]:
+    """Each output's text without its numbers; of others the kinds of their data."""
+    texts = ("".join(x.get("text", [*x.get("data", ())])) for x in outputs)
+    return [re.sub(r"[\d.,]+(e-\d+)?", "0", x) for x in texts]
 
 
 def test_cells_print_what_the_notebook_shows(monkeypatch):
@@ -41,15 +44,8 @@ def test_cells_print_what_the_notebook_shows(monkeypatch):
         sources = [x.replace(old, new) for x in sources]
     names: dict[str, object] = {"__name__": "notebook"}
     for i, (source, cell) in enumerate(zip(sources, CELLS, strict=True)):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(source, f"cell {i}", "exec"), names)
-        shown = "".join(
-            line for x in cell["outputs"] if x["output_type"] == "stream" for line in x["text"]
-        )
-        assert without_numbers(printed.getvalue()) == without_numbers(shown)
-        has_picture = any("image/png" in x.get("data", {}) for x in cell["outputs"])
-        assert has_picture == source.endswith("\nfigure")
+        found = run(source, f"cell {i}", names)
+        assert described(found) == described(cell["outputs"])
 
 
 def test_the_cells_were_executed_in_order():
