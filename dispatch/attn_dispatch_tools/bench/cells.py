@@ -47,6 +47,8 @@ class Cell:
     """For packed sequences: the longest that callers declare; also the padded batch's length."""
     mask: Mask | None = None
     """What the call's mask is; the fields above do not describe it."""
+    calls: int = 1
+    """The number of calls in a program, each with the result of the one before as its query."""
 
     @property
     def label(self) -> str:
@@ -70,9 +72,9 @@ class Cell:
     def forward_flops(self) -> float:
         """2 · pairs · N · (H + Hv): for equal dims 4 · B · T² · N · H, halved by causality.
 
-        Padding never counts.
+        Padding never counts. Those of all calls.
         """
-        return 2 * self.pairs * self.num_heads * (self.head_dim + self.head_dim_v)
+        return 2 * self.calls * self.pairs * self.num_heads * (self.head_dim + self.head_dim_v)
 
     def flops(self, direction: str) -> float:
         """The operations of "forward", "backward" or "forward_backward"."""
@@ -95,10 +97,10 @@ class Cell:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cell:
-        known: dict[str, Any] = {x.name: data[x.name] for x in fields(cls) if x.name != "mask"}
-        known["lengths"] = tuple(known["lengths"])
+        names = {x.name for x in fields(cls)} & data.keys()
+        known: dict[str, Any] = {x: data[x] for x in names} | {"lengths": tuple(data["lengths"])}
         mask = data.get("mask")
-        return cls(**known, mask=None if mask is None else Mask(**mask))
+        return cls(**known | {"mask": None if mask is None else Mask(**mask)})
 
     def _pairs_of(self, length: int) -> float:
         if self.window is not None and self.window < length:

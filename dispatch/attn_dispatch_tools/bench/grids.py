@@ -37,6 +37,12 @@ def _small() -> Iterator[Cell]:
         yield Cell("small", family, batch, seq_len, heads, heads, dim, dim, is_causal)
 
 
+def _layers() -> Iterator[Cell]:
+    """Small calls inside of a larger program."""
+    for batch, seq_len in ((1, 128), (1, 512), (8, 512)):
+        yield Cell("layers", "12 calls, 8 heads d64 causal", batch, seq_len, 8, 8, 64, 64, calls=12)
+
+
 def _gqa() -> Iterator[Cell]:
     """Grouped queries in a batch of one, as in NVIDIA's tables."""
     for seq_len in (8192, 2048, 16384):
@@ -116,6 +122,7 @@ def _masks() -> Iterator[Cell]:
 
 GRIDS: dict[str, tuple[Cell, ...]] = {
     "small": tuple(_small()),
+    "layers": tuple(_layers()),
     "gqa": tuple(_gqa()),
     "packed": tuple(_packed()),
     "window": tuple(_window()),

@@ -9,7 +9,7 @@ from attn_dispatch_tools.bench import behind, mask_table
 from attn_dispatch_tools.bench.markdown import TITLES, number, table_lines
 from attn_dispatch_tools.bench.report import CellResults, Report
 
-IN_MICROSECONDS = ("small", "packed")
+IN_MICROSECONDS = ("small", "layers", "packed")
 """The grids whose numbers are times, because TFLOP/s say little about tiny calls, or about packed
 sequences that some peers pad."""
 

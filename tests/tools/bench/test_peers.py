@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -59,10 +60,27 @@ def test_all_layouts_hold_the_same_numbers():
     assert CellArrays(WINDOW).inputs(BATCH)[3].shape == (2, 16, 2, 8)
 
 
+def test_each_call_of_a_program_takes_the_result_of_the_one_before():
+    cell = replace(TINY, calls=3)
+    assert cell.forward_flops == 3 * TINY.forward_flops
+    arrays = CellArrays(cell)
+    q, k, v, _ = arrays.inputs(BATCH)
+    results = ours().program(cell, "forward", arrays).results()
+    assert results is not None
+    (found,) = results
+    for _ in range(3):
+        q = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    assert jnp.abs(found - q.reshape(found.shape)).max() < 0.03
+    with pytest.raises(NotImplementedError, match="single calls"):
+        torch_sdpa.peers(None)[0].program(cell, "forward", arrays)
+
+
 @pytest.mark.parametrize("cell", [TINY, WINDOW, DOCUMENTS], ids=lambda x: x.grid)
 @pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
 def test_peers_compute_the_same_results(cell, direction):
-    without_gpu = {"ours", "ours: finite padding", "ours: segment ids", "ours: padded"}
+    without_gpu = {"ours"} | {
+        f"ours: {x}" for x in ("finite padding", "known lengths", "segment ids", "padded")
+    }
     peers = [*(x for x in OURS if x.name in without_gpu), JaxNn("xla")]
     found = measure.measure(cell, direction, peers, CellArrays(cell), QUICK)
     wanted = {"ours", "jax.nn: xla"}

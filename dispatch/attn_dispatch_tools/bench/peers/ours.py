@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from attn_dispatch._version import __version__
 from attn_dispatch.api import dot_product_attention, ragged_dot_product_attention
@@ -129,6 +130,23 @@ class _SegmentIds(Ours):
         return _PublicCall(dot_product_attention, ROW, ids, self._options(cell) | static)
 
 
+class _KnownLengths(Ours):
+    """The default choice for packed sequences whose lengths are known as the call is traced, which
+    show that there is no padding."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.name = "ours: known lengths"
+
+    def concerns(self, cell: Cell) -> bool:
+        return bool(cell.lengths)
+
+    def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
+        call = super()._public_call(cell, arrays)
+        known = dict.fromkeys(call.named_arrays, np.asarray(arrays.cu_seqlens))
+        return replace(call, named_arrays={}, options=call.options | known)
+
+
 class _Padded(Ours):
     """The default choice for the same sequences as a padded batch with lengths."""
 
@@ -196,5 +214,5 @@ class _NotCompared:
 
 PEERS = (
     Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla(), _DenseCausal(),
-    Ours(None, finite_padding=True), _SegmentIds(), _Padded(),
+    Ours(None, finite_padding=True), _KnownLengths(), _SegmentIds(), _Padded(),
 )  # fmt: skip

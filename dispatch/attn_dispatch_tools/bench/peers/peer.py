@@ -118,7 +118,14 @@ class JaxPeer:
 
     def program(self, cell: Cell, direction: str, arrays: CellArrays) -> MeasuredProgram:
         call = self.call(cell, arrays)
-        return JaxProgram(call.function, call.layout, call.further_arrays, direction, arrays)
+
+        def layers(q: jax.Array, *others: jax.Array) -> jax.Array:
+            for _ in range(cell.calls):
+                q = call.function(q, *others)
+            return q
+
+        function = call.function if cell.calls == 1 else layers
+        return JaxProgram(function, call.layout, call.further_arrays, direction, arrays)
 
     def release(self) -> None:
         pass

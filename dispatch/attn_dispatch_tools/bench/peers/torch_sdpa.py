@@ -155,6 +155,8 @@ class TorchSdpa:
         return {"called": "in a separate process"}
 
     def program(self, cell: Cell, direction: str, arrays: CellArrays) -> _TorchProgram:
+        if cell.calls > 1:
+            raise NotImplementedError("its process times single calls")
         if cell.lengths:
             raise NotImplementedError("scaled_dot_product_attention has no packed sequences")
         if cell.window is not None:
