@@ -1,17 +1,21 @@
-"""A training step of a decoder on packed documents, and the share that attention has in it.
-
-usage: python benchmarks/model.py [--rounds N] [--seconds S] [--out FOLDER]
+"""A training step of a decoder, and the share that attention has in it.
 
 The model has four layers as in Llama 3 8B (hidden 4096, 32 query heads, 8 kv heads, head dim 128,
 MLP 14336, RMSNorm, rotary positions; 870 million parameters), in bfloat16. A step is forward,
-backward and SGD with momentum on one row of 16,384 tokens that holds 16 documents. Attention is our
-call with the default choice and with each implementation, dew-flash-attn's bare kernels, or
-jax.nn's on cuDNN with the same documents as a padded batch, in which every layer has more rows.
-"none" leaves attention out, and so measures the rest of the step.
+backward and SGD with momentum on one row of tokens. "none" leaves attention out, and so measures
+the rest of the step.
+
+documents  16,384 tokens of 16 documents: our call with the default choice and with each
+           implementation, dew-flash-attn's bare kernels, and jax.nn's on cuDNN with the same
+           documents as a padded batch, in which every layer has more rows
+others     32,768 tokens under a mask: our call with FlashAttention-4's compiled kernels, with cuDNN
+           and with XLA, and jax.nn's with the mask as an array over all pairs. A step that takes
+           seconds is run once, and has no turns.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -21,19 +25,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from command import arguments, save
-from extras import bare_kernels
+from harness import Script
 
 from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
 from attn_dispatch.core.tuning.timing import orders
 from attn_dispatch.devices.target import default_device
-from attn_dispatch_tools.reports.environment import environment
+from attn_dispatch_tools.bench.arrays import CellArrays
+from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.mask_shares import shares
+from attn_dispatch_tools.bench.masks import Mask
+from attn_dispatch_tools.bench.peers.dew_flash_attn import facts_of, kernels_of
+from attn_dispatch_tools.bench.peers.jax_nn import JaxNn
+from attn_dispatch_tools.bench.peers.ours import Ours
+from attn_dispatch_tools.bench.peers.peer import PeerCall, first_line
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP = 4, 4096, 32, 8, 128, 14336
-LONGEST = 2048
+LONGEST, TOKENS = 2048, 16384
 LENGTHS = np.random.default_rng(0).integers(184, 1844, 16)
-TOKENS = 16384
 assert TOKENS - 1000 < LENGTHS.sum() <= TOKENS
+MASK_TOKENS = 32768
+MASKS = {
+    "prefix of 8,192": Mask(prefix=8192),
+    "images of 4,096": Mask(image=4096, has_ends=True),
+}
+MAX_TURN_SECONDS = 2.0
+"""The longest step under a mask that takes turns."""
 
 Attention = Callable[..., jax.Array]
 """A function of query, key and value, each [tokens, heads, dim], and of further arrays."""
@@ -104,7 +120,7 @@ def packed_rows() -> tuple[np.ndarray, np.ndarray, jax.Array]:
     return np.pad(positions, (0, padding)), is_real, cu
 
 
-def ours(implementation: str | None, cu: jax.Array) -> Attention:
+def by_cu_seqlens(implementation: str | None, cu: jax.Array) -> Attention:
     return partial(
         ragged_dot_product_attention, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=LONGEST,
         max_seqlen_kv=LONGEST, is_causal=True, implementation=implementation,
@@ -125,18 +141,12 @@ def by_segment_ids(implementation: str | None) -> Attention:
 
 
 def bare(cu: jax.Array) -> Attention:
-    forward, backward = bare_kernels(cu, LONGEST)
-
-    @jax.custom_vjp
-    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return forward(q, k, v)[0]
-
-    def remember(q: jax.Array, k: jax.Array, v: jax.Array):
-        out, lse = forward(q, k, v)
-        return out, (q, k, v, out, lse)
-
-    attention.defvjp(remember, lambda residuals, grad: tuple(backward(grad, *residuals)))
-    return attention
+    """FlashAttention-3's kernels with nothing before or after them."""
+    sizes = (1, TOKENS, HEADS, KV_HEADS, DIM, DIM)
+    kernels = kernels_of(
+        facts_of(Cell("model", "", *sizes, lengths=tuple(LENGTHS.tolist()), longest=LONGEST))
+    )
+    return lambda q, k, v: kernels(q, k, v, cu)
 
 
 def padded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -153,6 +163,11 @@ def padded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def none(q: jax.Array, k: jax.Array, v: jax.Array, *further: jax.Array) -> jax.Array:
     """No attention: the cheapest function that has gradients for all three operands."""
     return q + jnp.repeat(k + v, HEADS // KV_HEADS, axis=1)
+
+
+def rows(count: int) -> jax.Array:
+    """What the first layer reads."""
+    return jax.random.normal(jax.random.key(1), (count, HIDDEN), jnp.bfloat16)
 
 
 class Steps:
@@ -220,39 +235,70 @@ class Steps:
             "turns": len(times),
         }
 
-    def show(self) -> None:
-        """Print a line for each step, and keep the share that attention has in it."""
-        for name, row in self.found.items():
-            share = 1 - self.found["none"]["step_ms"] / row["step_ms"]
-            row["attention_share"] = share
-            print(f"{name:26s}{row['step_ms']:8.2f} ms{row['tokens_per_second']:9.0f} tokens/s"
-                  f"{100 * share:5.1f} % attention", flush=True)  # fmt: skip
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """The facts of each step, with the share that attention has in it."""
+        for row in self.found.values():
+            row["attention_share"] = 1 - self.found["none"]["step_ms"] / row["step_ms"]
+        return self.found
 
 
-def main() -> None:
-    args = arguments("A training step of a decoder.", rounds=12, seconds=0.3)
+def documents(args: argparse.Namespace) -> dict[str, Any]:
     positions, is_real, cu = packed_rows()
-    calls: dict[str, Attention] = {"ours": ours(None, cu), "ours: cudnn": ours("cudnn", cu)}
+    calls = {"ours": by_cu_seqlens(None, cu), "ours: cudnn": by_cu_seqlens("cudnn", cu)}
     if not flash.unusable_reason(default_device()):
-        calls |= {"ours: flash": ours("flash", cu), "dew-flash-attn": bare(cu)}
+        calls |= {"ours: flash": by_cu_seqlens("flash", cu), "dew-flash-attn": bare(cu)}
         calls["ours: segment ids, flash"] = by_segment_ids("flash")
     calls["ours: segment ids, cudnn"] = by_segment_ids("cudnn")
     calls |= {"none": none, "jax.nn, padded": padded}
-    facts = environment() | {"dew_flash_attn": str(flash.version())}
     steps = Steps(int(LENGTHS.sum()))
     for name, attention in calls.items():
         if name == "jax.nn, padded":
-            padded_positions = np.tile(np.arange(LONGEST), len(LENGTHS))
-            is_token = jnp.asarray(padded_positions < np.repeat(LENGTHS, LONGEST))
-            step = train_step(attention, jnp.asarray(padded_positions), is_token)
-            rows = len(padded_positions)
+            places = np.tile(np.arange(LONGEST), len(LENGTHS))
+            is_token = jnp.asarray(places < np.repeat(LENGTHS, LONGEST))
+            steps.add(name, train_step(attention, jnp.asarray(places), is_token), rows(len(places)))
         else:
             step = train_step(attention, jnp.asarray(positions), jnp.asarray(is_real))
-            rows = TOKENS
-        steps.add(name, step, jax.random.normal(jax.random.key(1), (rows, HIDDEN), jnp.bfloat16))
+            steps.add(name, step, rows(TOKENS))
     steps.take_turns(args.rounds, args.seconds)
-    steps.show()
-    save("model", {"environment": facts, "tokens": steps.tokens, "steps": steps.found}, args.out)
+    return {"tokens": steps.tokens, **steps.shown()}
+
+
+def under_mask(mask: Mask, args: argparse.Namespace) -> dict[str, Any]:
+    sizes = (1, MASK_TOKENS, HEADS, KV_HEADS, DIM, DIM)
+    cell = Cell("masks", "model", *sizes, mask=mask)
+    arrays, steps, refused = CellArrays(cell), Steps(MASK_TOKENS), {}
+    positions, is_real = jnp.arange(MASK_TOKENS), jnp.ones(MASK_TOKENS, bool)
+    x = rows(MASK_TOKENS)
+    steps.add("none", train_step(none, positions, is_real), x)
+    for peer in (Ours("fa4"), Ours("cudnn"), JaxNn("cudnn"), Ours("xla"), JaxNn("xla")):
+        try:
+            if absent := peer.absent():
+                raise NotImplementedError(absent)
+            call = peer.call(cell, arrays)
+            step = train_step(without_batch_axis(call), positions, is_real)
+            if steps.add(peer.name, step, x, *call.further_arrays) > MAX_TURN_SECONDS:
+                steps.leave_out(peer.name)
+        except Exception as error:  # memory and refusals alike are what readers want to know
+            refused[peer.name] = first_line(error)
+    steps.take_turns(args.rounds, args.seconds, least=1)
+    tiles = shares(mask, MASK_TOKENS).tiles
+    return {"share_of_causal_tiles": tiles, **steps.shown(), "refused": refused}
+
+
+def without_batch_axis(call: PeerCall) -> Attention:
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, *further: jax.Array) -> jax.Array:
+        return call.function(q[None], k[None], v[None], *further)[0]
+
+    return attention
+
+
+def main() -> None:
+    script = Script("model", __doc__, rounds=12, seconds=0.3)
+    args = script.start(dew_flash_attn=str(flash.version()))
+    masks = {name: partial(under_mask, mask) for name, mask in MASKS.items()}
+    parts = {"documents": documents, **masks}
+    for name in script.chosen(parts):
+        script.keep("steps", name, parts[name](args))
 
 
 if __name__ == "__main__":

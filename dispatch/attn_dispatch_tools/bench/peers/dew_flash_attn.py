@@ -46,7 +46,10 @@ class DewFlashAttn(JaxPeer):
         if cell.head_dim != cell.head_dim_v:
             raise NotImplementedError("its kernels need equal head dims of query and value")
         if why_absent(self.module, self.distributions[0]):
-            return _kernels(cell, arrays)
+            kernels = kernels_of(facts_of(cell))
+            return (
+                PeerCall(kernels, ROWS, (arrays.cu_seqlens,)) if cell.lengths else PeerCall(kernels)
+            )
         package = self.package()
         options = {"is_causal": cell.is_causal, "window_size": (-1, -1)}
         if cell.window is not None:
@@ -60,8 +63,9 @@ class DewFlashAttn(JaxPeer):
         return PeerCall(packed, ROWS, (arrays.cu_seqlens,))
 
 
-def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
-    facts = FlashCall(
+def facts_of(cell: Cell) -> FlashCall:
+    """The cell's forward call as the kernels take it."""
+    return FlashCall(
         backward=False,
         dtype="bfloat16",
         batch=cell.batch,
@@ -80,10 +84,6 @@ def _kernels(cell: Cell, arrays: CellArrays) -> PeerCall:
         window_right=0 if cell.is_causal else -1,
         is_end_to_end=True,
     )
-    attention = kernels_of(facts)
-    if not cell.lengths:
-        return PeerCall(attention)
-    return PeerCall(attention, ROWS, (arrays.cu_seqlens,))
 
 
 def kernels_of(facts: FlashCall) -> Callable[..., jax.Array]:
