@@ -8,9 +8,9 @@ compiles or downloads kernels on first use.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch import dot_product_attention, paged_attention
+from attn_dispatch_tools.bench.peers.peer import first_line, why_absent
 from attn_dispatch_tools.bench.peers.torch_sdpa import Worker
-
-_SPLITS = (1, 16)
 
 Programs = dict[str, tuple[Any, ...]]
 """By name, a call and its arguments. The first is the query, whose shape the result has."""
@@ -40,22 +39,17 @@ def flash_attn3(
       pages: the pages of keys and of values [P, page, K, H], and the page table [B, M].
       full: the lengths [B].
     """
-    if importlib.util.find_spec("flash_attn3_jax") is None:
-        print("flash_attn3_jax: not installed", flush=True)
+    absent = why_absent("flash_attn3_jax", "flash-attn3-jax")
+    if absent or query[1].shape[-1] != 128:
+        print(f"flash_attn3_jax: {absent or 'its wheels only have head dim 128'}", flush=True)
         return {}
-    if (dim := query[1].shape[-1]) != 128:
-        print(f"flash_attn3_jax: its wheels have no kernels of head dim {dim}", flush=True)
-        return {}
-    from flash_attn3_jax import flash_mha_with_kvcache  # pyright: ignore[reportMissingImports]
+    package = importlib.import_module("flash_attn3_jax")
 
-    def contiguous(q: jax.Array, k: jax.Array, v: jax.Array, n: jax.Array, **options: Any) -> Any:
-        return flash_mha_with_kvcache(q, k, v, cache_seqlens=n, is_causal=True, **options)
-
-    def paged(
-        q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, n: jax.Array, **options: Any
-    ) -> Any:
-        return flash_mha_with_kvcache(
-            q, k, v, cache_seqlens=n, page_table=table, is_causal=True, **options
+    def theirs(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array, splits: int) -> Any:
+        *table, n = others
+        options = {"page_table": table[0]} if table else {}
+        return package.flash_mha_with_kvcache(
+            q, k, v, cache_seqlens=n, is_causal=True, num_splits=splits, **options
         )
 
     def ours(q: jax.Array, *others: jax.Array) -> jax.Array:
@@ -65,29 +59,25 @@ def flash_attn3(
         options: dict[str, Any] = {"is_causal": True, "causal_alignment": "bottom_right"}
         return dot_product_attention(q, *others[:2], key_value_seq_lengths=others[2], **options)
 
-    size, found = pages[0].shape[1], {}
-    for splits in _SPLITS:
+    found: Programs = {}
+    for splits in (1, 16):
         for t in (1, 4):
-            name = f"flash_attn3_jax, {splits} splits" + ("" if t == 1 else f", {t} queries")
-            found[name] = partial(contiguous, num_splits=splits), query[t], *cache, full
-            given = partial(paged, num_splits=splits), query[t], *pages, full
-            found[name.replace(",", f", pages of {size},", 1)] = given
-    return {name: x for name, x in found.items() if _is_right(name, x, ours)}
-
-
-def _is_right(name: str, program: tuple[Any, ...], ours: Callable[..., jax.Array]) -> bool:
-    call, *given = program
-    try:
-        found = jax.block_until_ready(jax.jit(call)(*given))
-    except Exception as error:  # another package may raise anything
-        print(f"{name}: {(str(error).splitlines() or [type(error).__name__])[0]}", flush=True)
-        return False
-    expected = jax.jit(ours)(*given)
-    error = jnp.abs(found.astype(jnp.float32) - expected.astype(jnp.float32)).max()
-    if error <= 0.03 * jnp.abs(expected).max():
-        return True
-    print(f"{name}: left out, its result differs by {float(error):.3g}", flush=True)
-    return False
+            end = f"{splits} splits" + ("" if t == 1 else f", {t} queries")
+            call = partial(theirs, splits=splits)
+            found[f"flash_attn3_jax, {end}"] = call, query[t], *cache, full
+            size = pages[0].shape[1]
+            found[f"flash_attn3_jax, pages of {size}, {end}"] = call, query[t], *pages, full
+    for name, (call, *given) in [*found.items()]:
+        try:
+            result, expected = (jax.jit(x)(*given).astype(jnp.float32) for x in (call, ours))
+            error = float(jnp.abs(result - expected).max() / jnp.abs(expected).max())
+            wrong = "" if error <= 0.03 else f"its result differs by {error:.3g} of the largest"
+        except Exception as failure:  # another package may raise anything
+            wrong = first_line(failure)
+        if wrong:
+            del found[name]
+            print(f"{name}: left out: {wrong}", flush=True)
+    return found
 
 
 class Torch:
@@ -98,27 +88,28 @@ class Torch:
         if reason := self._worker.about().get("reason"):
             print(f"torch: {reason}", flush=True)
 
-    def times(self, cell: tuple[int, ...], rounds: int) -> dict[str, float]:
-        """The device time of each backend's call, in microseconds."""
-        if "version" not in self._worker.about():
-            return {}
-        batch, keys, heads, kv_heads, dim = cell
-        torch_cell = {
-            "batch": batch, "queries": 1, "seq_len": keys, "num_heads": heads,
-            "num_kv_heads": kv_heads, "head_dim": dim, "head_dim_v": dim, "is_causal": False,
+    def times(self, cache: Any, rounds: int) -> dict[str, dict[str, float]]:
+        """The device time of each backend's call, in microseconds.
+
+        Args:
+          cache: a Cache of decode.py.
+        """
+        cell = {
+            "batch": cache.batch, "queries": 1, "seq_len": cache.keys, "num_heads": cache.heads,
+            "num_kv_heads": cache.kv_heads, "head_dim": cache.dim, "head_dim_v": cache.dim,
+            "is_causal": False,
         }  # fmt: skip
-        found = {}
-        for backend in ("cudnn", "flash"):
+        found: dict[str, dict[str, float]] = {}
+        for backend in ("cudnn", "flash") if "version" in self._worker.about() else ():
             program = self._worker.new_id()
+            asked = {"id": program, "backend": backend, "cell": cell, "direction": "forward"}
             try:
-                self._worker.ask(
-                    do="prepare", id=program, backend=backend, cell=torch_cell, direction="forward"
-                )
+                self._worker.ask(do="prepare", **asked)
                 times = [
                     self._worker.ask(do="device_seconds", id=program, calls=16)["seconds"]
                     for _ in range(rounds)
                 ]
-                found[f"torch: {backend}, device time"] = 1e6 * statistics.median(times)
+                found[f"torch: {backend}"] = {"device_us": 1e6 * statistics.median(times)}
             except RuntimeError as error:
                 print(f"torch: {backend}: {error}", flush=True)
             self._worker.ask(do="release")
