@@ -1,20 +1,16 @@
 """The operations that XLA adds around our call if operands are not separate arrays [B, T, N, H].
 
-usage: python benchmarks/layouts.py [--rounds N] [--seconds S] [--out FOLDER]
-
-In the optimized program, each operand of the custom calls is traced back through bitcasts to the
-operation that makes it, and each result to the operations that use it: an argument or result of the
-program, a matrix product, or a copy, with its shape. Times are compared with those of the same call
-on separate arrays, of the same layer with separate projections or, for a cache in pages, of
-separate pages [P, page, K, H]. All take turns in one run; bfloat16, causal.
+Times are compared with those of the same call on separate arrays, of the same layer with separate
+projections or, for a cache in pages, of separate pages [P, page, K, H]. All take turns; bfloat16,
+causal. "added" are the operations of the optimized program beside custom calls whose results are at
+least an eighth of the largest argument: copies, and in projections matrix products.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,11 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from command import arguments, save
-from timing import by_turns, median_ratio
+from harness import Script, compared, normal
 
 import attn_dispatch
-from attn_dispatch_tools.reports.environment import environment
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM = 4, 4096, 32, 8, 128
 WIDTH = 2048
@@ -161,9 +155,9 @@ PAGES = {
 }
 
 
-def program(form: Form, direction: str) -> Any:
+def program(form: Form, part: str) -> Any:
     """The jitted forward call of a form, or the call with its gradients."""
-    if direction == "forward":
+    if part != "forward_backward":
         return jax.jit(form.function)
 
     def both(*arrays: jax.Array):
@@ -173,127 +167,41 @@ def program(form: Form, direction: str) -> Any:
     return jax.jit(both)
 
 
-@dataclass(frozen=True)
-class Instruction:
-    shape: str
-    op: str
-    operands: tuple[str, ...]
-    line: str
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(")
+_FREE = ("bitcast", "get-tuple-element", "tuple", "reshape", "parameter", "custom-call")
 
 
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?(%?[\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
-_TRANSPARENT = ("bitcast", "get-tuple-element", "tuple", "reshape")
+def added(hlo: str, elements: int) -> list[str]:
+    """The other operations of the program whose results have so many elements, with their shapes.
 
-
-def around(hlo: str, target: str = "attn_dispatch_cudnn") -> list[str]:
-    """A line for each custom call of ours: what makes its operands, and what uses its results."""
+    XLA names a fusion after what it does.
+    """
     found = []
-    for computation in _computations(hlo).values():
-        for name, x in computation.items():
-            if x.op != "custom-call" or f'custom_call_target="{target}' not in x.line:
-                continue
-            kind = re.search(r'custom_call_target="([^"]*)"', x.line)
-            makers = [_maker(computation, hlo, y) for y in x.operands]
-            users = sorted(set(_users(computation, hlo, name)))
-            line = f"{kind[1] if kind else '?'}: of {', '.join(makers)}; to {', '.join(users)}"
-            found.append(line)
+    for line in hlo[hlo.index("\nENTRY") :].splitlines():
+        if (match := _INSTRUCTION.match(line)) is None or match[3] in _FREE:
+            continue
+        name, shape, _ = match.groups()
+        sizes = [math.prod(map(int, x.split(","))) for x in re.findall(r"\[([\d,]+)\]", shape)]
+        if max(sizes, default=0) >= elements:
+            found.append(f"{name} {shape.split('{')[0]}")
     return found
-
-
-def large(hlo: str, elements: int) -> list[str]:
-    """A line for each other operation, bitcasts excepted, whose result has that many elements."""
-    found = []
-    entry = next(x for x in hlo.splitlines() if x.startswith("ENTRY"))
-    for x in _computations(hlo)[entry.replace("ENTRY ", "").split()[0]].values():
-        sizes = [math.prod(map(int, y.split(","))) for y in re.findall(r"\[([\d,]+)\]", x.shape)]
-        is_ours = x.op in (*_TRANSPARENT, "parameter", "custom-call")
-        if not is_ours and max(sizes, default=0) >= elements:
-            found.append(f"and {_described(x, hlo)}")
-    return found
-
-
-def _computations(hlo: str) -> dict[str, dict[str, Instruction]]:
-    found: dict[str, dict[str, Instruction]] = {}
-    current: dict[str, Instruction] = {}
-    for line in hlo.splitlines():
-        if line.rstrip().endswith("{") and " = " not in line.split("(")[0]:
-            words = line.replace("ENTRY ", "").split()
-            found[words[0]] = current = {}
-        elif match := _INSTRUCTION.match(line):
-            name, shape, op, rest = match.groups()
-            operands = re.findall(r"%[\w.\-]+", _inside_parentheses(rest))
-            current[name] = Instruction(shape, op, tuple(operands), line)
-    return found
-
-
-def _inside_parentheses(rest: str) -> str:
-    depth = 1
-    for index, letter in enumerate(rest):
-        depth += (letter == "(") - (letter == ")")
-        if not depth:
-            return rest[:index]
-    return rest
-
-
-def _maker(computation: dict[str, Instruction], hlo: str, name: str) -> str:
-    x = computation.get(name)
-    while x is not None and x.op in _TRANSPARENT and x.operands:
-        x = computation.get(x.operands[0])
-    return "?" if x is None else _described(x, hlo)
-
-
-def _users(computation: dict[str, Instruction], hlo: str, name: str) -> Iterator[str]:
-    for user, x in computation.items():
-        if name in x.operands:
-            through = x.op in _TRANSPARENT
-            further = tuple(_users(computation, hlo, user)) if through else (_described(x, hlo),)
-            yield from further or ("a result",)
-
-
-def _described(x: Instruction, hlo: str) -> str:
-    """The instruction's kind and shape; for a fusion, the kinds of those inside that move data."""
-    kind = x.op
-    if kind == "fusion" and (called := re.search(r"calls=(%[\w.\-]+)", x.line)):
-        inside = {y.op for y in _computations(hlo).get(called[1], {}).values()}
-        moves = sorted(inside & {"copy", "transpose", "slice", "dynamic-slice", "concatenate"})
-        kind = f"fusion({' '.join(moves) or 'no copies'})"
-    if kind == "custom-call" and (target := re.search(r'custom_call_target="([^"]*)"', x.line)):
-        kind = target[1]
-    return f"{kind} {x.shape.split('{')[0] if x.shape[0] != '(' else '(…)'}"
-
-
-def _arrays(shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    return [jax.random.normal(key, x, jnp.bfloat16) for key, x in zip(keys, shapes, strict=True)]
 
 
 def main() -> None:
-    args = arguments("Operands that are not separate arrays.", rounds=6, seconds=0.1)
-    facts = environment()
-    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
-    report: dict[str, Any] = {"environment": facts}
-    for part, forms in (("forward", FORMS), ("forward_backward", FORMS), ("pages", PAGES)):
-        direction = "forward" if forms is PAGES else part
+    script = Script("layouts", __doc__, rounds=6, seconds=0.1)
+    args = script.start()
+    parts = {"forward": FORMS, "forward_backward": FORMS, "pages": PAGES}
+    for part in script.chosen(parts):
+        forms = parts[part]
         programs = {
-            name: (program(form, direction), _arrays(form.shapes)) for name, form in forms.items()
+            name: (program(form, part), normal(*form.shapes)) for name, form in forms.items()
         }
-        times = by_turns(programs, args.rounds, args.seconds)
-        rows = report[part] = {}
-        for name, form in forms.items():
+        beside = {name: form.beside for name, form in forms.items()}
+        for name, row in compared(programs, args, beside).items():
             function, arrays = programs[name]
             hlo = function.lower(*arrays).compile().as_text()
-            lines = around(hlo)
-            rows[name] = {
-                "us": 1e6 * statistics.median(times[name]),
-                "over": median_ratio(times, name, form.beside),
-                "beside": form.beside,
-                "around": lines,
-                "large": large(hlo, max(math.prod(x) for x in form.shapes) // 2),
-            }
-            row = rows[name]
-            print(f"{part} {name}: {row['us']:.0f} us, {row['over']:.3f} of {form.beside}")
-            print(*(f"    {x}" for x in (*lines, *row["large"])), sep="\n", flush=True)
-    save("layouts", report, args.out)
+            elements = max(math.prod(x) for x in forms[name].shapes) // 8
+            script.keep(part, name, row | {"added": added(hlo, elements)})
 
 
 if __name__ == "__main__":
