@@ -4,7 +4,7 @@ A program makes 16 steps, each of which takes the result of the step before as i
 programs of a cell take turns. "us" is a step's wall time, the median of the rounds. If a call takes
 less than some 50 us, the host needs that time to launch it. "device_us" is the time for which
 kernels ran, from the profiler. This is what the call costs in a program whose kernels are launched
-by GPU graphs, as those of a model's layers are (serve.py).
+by GPU graphs, as those of a model's layers are.
 
 decode  one or a few queries per row on a contiguous cache and on pages, beside jax.nn and the
         packages of decode_peers.py. "copy" copies the keys on the device: the bandwidth at which it
