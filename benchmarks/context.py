@@ -1,8 +1,5 @@
 """One sequence over the GPUs of a host: every strategy beside one GPU.
 
-usage: python benchmarks/context.py [--out FOLDER] [--time-limit S] [--only GLOB] [--values GLOB]
-                                     [--direction both] [--rounds N]
-
 First, values: 4,096 tokens in bfloat16 on all GPUs and on one, both against float32. Then times of
 32k to 524k tokens, 32 heads on 8 (or 28 on 4), head dim 128: forward, and forward and backward. All
 strategies and one GPU take turns in one run. Efficiency is the time of one GPU, divided by the
@@ -19,32 +16,25 @@ modelled, counted in the compiled program, and as NVLink counts them where it do
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import statistics
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from command import save
 from context_calls import CELLS, Cell, able, arrays, modelled, on_all, on_one
+from harness import Script
 
 from attn_dispatch.sequence import restore
-from attn_dispatch_tools.reports.environment import environment
 
 GRADIENTS = ("out", "dq", "dk", "dv")
 DIRECTIONS = ("both", "forward")
-WITH_VALUES = tuple(x for x in CELLS if x.name.endswith("32k"))
-"""The cells whose values are compared, of fewer tokens."""
 ROUND = 0.1
 """The least seconds of a round."""
 LONG = 10.0
@@ -56,31 +46,31 @@ def strategies(cell: Cell) -> list[str]:
     return [x for x in cell.strategies if able(cell, x, jax.device_count())]
 
 
-def errors(wanted: str = "*", tokens: int = 4096) -> Iterator[dict[str, Any]]:
-    """The error of each result on all GPUs, divided by that on one, both beside float32."""
+def errors(like: Cell, tokens: int = 4096) -> dict[str, dict[str, float]]:
+    """By strategy, the error of each result on all GPUs over that on one, both beside float32."""
     devices = jax.device_count()
-    for like in WITH_VALUES:
-        if not fnmatch(like.name, wanted):
-            continue
-        options = {x: (255, 0) if x == "local_window_size" else y for x, y in like.options.items()}
-        cell = replace(like, tokens=tokens, options=options)
-        exact = replace(cell, options=options | {"implementation": "xla"})
-        given = arrays(cell)
-        with jax.default_matmul_precision("highest"):
-            call = on_one(exact, "both", [x.astype(jnp.float32) for x in given])
+    options = {x: (255, 0) if x == "local_window_size" else y for x, y in like.options.items()}
+    cell = replace(like, tokens=tokens, options=options)
+    exact = replace(cell, options=options | {"implementation": "xla"})
+    given = arrays(cell)
+    with jax.default_matmul_precision("highest"):
+        call = on_one(exact, "both", [x.astype(jnp.float32) for x in given])
         expected = jax.device_get(call())
-        one = jax.device_get(on_one(cell, "both", given)())
-        for strategy in strategies(cell):
-            many = jax.device_get(on_all(cell, "both", strategy, given)())
-            order = cell.order(strategy, devices)
-            many = [restore(x, devices, order=order) for x in many]
-            row: dict[str, Any] = {"cell": cell.name, "strategy": strategy}
-            for name, want, a, b in zip(GRADIENTS, expected, one, many, strict=True):
-                error = [
-                    float(np.sqrt(np.mean((np.asarray(x, np.float32) - want) ** 2))) for x in (a, b)
-                ]
-                row[name] = error[1] / error[0]
-            yield row
+    one, found = jax.device_get(on_one(cell, "both", given)()), {}
+    for strategy in strategies(cell):
+        order = cell.order(strategy, devices)
+        many = jax.device_get(on_all(cell, "both", strategy, given)())
+        many = [restore(x, devices, order=order) for x in many]
+        found[strategy] = {
+            name: rms(y - want) / rms(x - want)
+            for name, want, x, y in zip(GRADIENTS, expected, one, many, strict=True)
+        }
+    return found
+
+
+def rms(x: Any) -> float:
+    """The root mean square."""
+    return float(np.sqrt(np.mean(np.asarray(x, np.float32) ** 2)))
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:
@@ -144,7 +134,7 @@ def times(cell: Cell, direction: str, rounds: int) -> dict[str, Any]:
     ms = in_turn({**calls}, counts, rounds)
     model = {x: modelled(cell, x, direction, devices) for x in spread}
     return {
-        "cell": cell.name, "direction": direction, "ms": ms,
+        "ms": ms,
         "efficiency": {x: ms["one GPU"] / devices / ms[x] for x in spread},
         "modelled_ms": {x: 1e3 * sum(part.seconds for part in y) for x, y in model.items()},
         "modelled_sent_mb": {x: sum(part.sent for part in y) / 1e6 for x, y in model.items()},
@@ -155,56 +145,23 @@ def times(cell: Cell, direction: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", action="append", metavar="GLOB", help="cells named like this")
-    parser.add_argument(
-        "--values", default="*", metavar="GLOB", help="cells of 32k whose values count; '': none"
-    )
-    parser.add_argument("--direction", choices=DIRECTIONS, help="both: forward and backward")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--time-limit", type=float, default=200)
-    args = parser.parse_args()
-    for glob in args.only or []:
-        _check_matches(parser, "--only", glob, CELLS)
-    if args.values:
-        _check_matches(parser, "--values", args.values, WITH_VALUES)
-    start = time.perf_counter()
-    report: dict[str, Any] = {"environment": environment(), "devices": jax.device_count()}
-    report |= {"values": [], "times": []}
-    for row in errors(args.values):
-        report["values"].append(row)
-        print(_at(start), _text(row), flush=True)
-    for cell in CELLS:
+    script = Script("context", __doc__, rounds=5)
+    script.parser.add_argument("--direction", choices=DIRECTIONS, help="both: forward and backward")
+    script.parser.add_argument("--time-limit", type=float, default=200)
+    script.parser.add_argument("--without-values", action="store_true")
+    args, start = script.start(), time.perf_counter()
+    script.report["devices"] = jax.device_count()
+    by_name = {x.name: x for x in CELLS}
+    names = [*script.chosen(by_name)]
+    for name in names:
+        if name.endswith("32k") and not args.without_values:
+            script.keep("values", name, errors(by_name[name]))
+    for name in names:
         for direction in [args.direction] if args.direction else DIRECTIONS:
-            if (
-                not any(fnmatch(cell.name, x) for x in args.only or ["*"])
-                or time.perf_counter() - start > args.time_limit
-            ):
-                continue
-            report["times"].append(times(cell, direction, args.rounds))
-            print(_at(start), _text(report["times"][-1]), flush=True)
-            save("context", report, args.out)
-
-
-def _check_matches(
-    parser: argparse.ArgumentParser, option: str, glob: str, cells: Sequence[Cell]
-) -> None:
-    names = [x.name for x in cells]
-    if not any(fnmatch(x, glob) for x in names):
-        expected = ", ".join(map(repr, names))
-        parser.error(f"{option}: expected a glob that matches one of {expected}, got {glob!r}")
-
-
-def _at(start: float) -> str:
-    return f"{time.perf_counter() - start:4.0f} s"
-
-
-def _text(row: Any) -> str:
-    if isinstance(row, dict):
-        return ", ".join(f"{x} {_text(y)}" for x, y in row.items())
-    return f"{row:.3f}" if isinstance(row, float) else str(row)
+            if time.perf_counter() - start < args.time_limit:
+                row = times(by_name[name], direction, args.rounds)
+                script.keep("times", f"{name}, {direction}", row)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

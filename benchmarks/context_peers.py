@@ -1,7 +1,5 @@
 """TransformerEngine's context parallelism beside ours, on all GPUs of a host.
 
-usage: python benchmarks/context_peers.py [--out FOLDER] [--time-limit S] [--only GLOB] [--rounds N]
-
 Needs transformer_engine with its JAX extension. The calls are those of context.py, forward and
 backward. First, values: 4,096 tokens in bfloat16, the error of each result against float32, over
 the size of the result (root mean squares). Then times, all in turn in one run. Arrays are in the
@@ -12,13 +10,9 @@ lengths from ids within the call, which is the only form that it takes there.
 
 from __future__ import annotations
 
-import argparse
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,15 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import transformer_engine
 import transformer_engine.jax.attention as te
-from command import save
-from context import GRADIENTS, calls_of_a_round, in_turn
+from context import GRADIENTS, calls_of_a_round, in_turn, rms
 from context_calls import CELLS, DIM, Cell, Compiled, able, arrays, on_all, on_one
+from harness import Script
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from transformer_engine.jax.sharding import MeshResource, global_shard_guard
 
 from attn_dispatch.sequence import restore
-from attn_dispatch_tools.reports.environment import environment
 
 
 @dataclass(frozen=True)
@@ -162,7 +155,7 @@ def errors(cell: Cell) -> dict[str, dict[str, float]]:
         elif way != "one GPU":
             results = [restore(x, devices, order=cell.order(way, devices)) for x in results]
         found[name] = {
-            x: math.sqrt(np.mean((np.asarray(y, np.float32) - want) ** 2) / np.mean(want**2))
+            x: rms(y - want) / rms(want)
             for x, want, y in zip(GRADIENTS, expected, results, strict=True)
         }
     return found
@@ -173,7 +166,7 @@ def times(cell: Cell, rounds: int) -> dict[str, Any]:
     ms = in_turn({**made}, {x: calls_of_a_round(y) for x, y in made.items()}, rounds)
     least = min(y for x, y in ms.items() if x.endswith("one GPU"))
     return {
-        "cell": cell.name, "ms": ms,
+        "ms": ms,
         "efficiency": {
             x: least / jax.device_count() / y for x, y in ms.items() if not x.endswith("one GPU")
         },
@@ -182,27 +175,17 @@ def times(cell: Cell, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", action="append", metavar="GLOB", help="cells named like this")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--time-limit", type=float, default=200)
-    args = parser.parse_args()
-    start = time.perf_counter()
-    report: dict[str, Any] = {
-        "environment": environment(), "devices": jax.device_count(),
-        "transformer_engine": transformer_engine.__version__, "values": {}, "times": [],
-    }  # fmt: skip
-    by_name = {x.name: x for x in CELLS}
+    script = Script("context_peers", __doc__, rounds=3)
+    script.parser.add_argument("--time-limit", type=float, default=200)
+    args, start = script.start(transformer_engine=transformer_engine.__version__), time.monotonic()
+    script.report["devices"] = jax.device_count()
+    by_name = {x.name: x for x in CELLS if x.name.split()[0] in KINDS}
+    names = [*script.chosen(by_name, "*131k")]
     for name, smaller in VALUES.items():
-        report["values"][name] = errors(replace(by_name[name], tokens=4096, **smaller))
-        print(name, report["values"][name], flush=True)
-    for cell in CELLS:
-        is_wanted = any(fnmatch(cell.name, x) for x in args.only or ["*131k"])
-        if is_wanted and time.perf_counter() - start < args.time_limit:
-            report["times"].append(times(cell, args.rounds))
-            print(report["times"][-1], flush=True)
-            save("context_peers", report, args.out)
+        script.keep("values", name, errors(replace(by_name[name], tokens=4096, **smaller)))
+    for name in names:
+        if time.monotonic() - start < args.time_limit:
+            script.keep("times", name, times(by_name[name], args.rounds))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """Training steps of a decoder on one long packed row: on one GPU, and spread over all of a host.
 
-usage: python benchmarks/context_step.py [--tokens N] [--layers N] [--steps N] [--all-only]
-                                          [--out FOLDER]
-
 The decoder has 16 layers (hidden 2048, 16 query heads on 4, head dim 128, MLP 8192; with embeddings
 0.99 billion parameters) in bfloat16. A step is forward, backward and SGD with momentum; a layer
 keeps its input and its attention's results for the backward pass and computes the rest again. The
@@ -19,20 +16,18 @@ import contextlib
 import statistics
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from command import save
 from context_calls import TAIL, Cell
+from harness import Script
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from model import norm, rotary
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch_tools.reports.environment import environment
 
 HIDDEN, HEADS, KV_HEADS, DIM, MLP, VOCABULARY = 2048, 16, 4, 128, 8192, 8192
 SAVED = jax.checkpoint_policies.save_only_these_names("context")
@@ -152,29 +147,22 @@ def trained(mesh: jax.sharding.Mesh | None, args: argparse.Namespace) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=131072)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--all-only", action="store_true", help="not on one GPU")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    script = Script("context_step", __doc__)
+    script.parser.add_argument("--tokens", type=int, default=131072)
+    script.parser.add_argument("--layers", type=int, default=16)
+    script.parser.add_argument("--steps", type=int, default=4, help="the first is not timed")
+    args = script.start()
     if args.tokens < 1 or args.layers < 1 or args.steps < 2:
-        parser.error(
-            "expected 1 token, 1 layer and 2 steps, of which the first is not timed, or more"
-        )
+        script.parser.error("expected 1 token, 1 layer and 2 steps or more")
     mesh = jax.make_mesh(
         (len(jax.devices()),), ("context",), axis_types=(jax.sharding.AxisType.Auto,)
     )
     shapes = jax.eval_shape(partial(weights_of, args.layers))
-    report: dict[str, Any] = {
-        "environment": environment(), "tokens": args.tokens, "layers": args.layers,
-        "parameters": sum(x.size for x in jax.tree.leaves(shapes)),
-    }  # fmt: skip
-    for name, devices in [("one GPU", None), ("all GPUs", mesh)][args.all_only :]:
-        report[name] = trained(devices, args)
-        print(name, report[name], flush=True)
-    save("context_step", report, args.out)
+    parameters = sum(x.size for x in jax.tree.leaves(shapes))
+    script.report |= {"tokens": args.tokens, "layers": args.layers, "parameters": parameters}
+    places = {"one GPU": None, "all GPUs": mesh}
+    for name in script.chosen(places):
+        script.keep("steps", name, trained(places[name], args))
 
 
 if __name__ == "__main__":

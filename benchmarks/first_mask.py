@@ -1,7 +1,5 @@
 """The time that JAX takes to trace and lower the first call of a new mask, without a GPU.
 
-usage: python benchmarks/first_mask.py [--target NAME] [--masks N] [--out FOLDER]
-
 Each measurement is of a mask that the process has not seen: another mask_mod, another window or
 another limit of documents. As there is one causal mask, it has another length, of which another
 mask was seen before, or none ("another length"). Masks are lowered for the target, by
@@ -11,10 +9,8 @@ for every program. Calls of `flash` and of `jax.nn` on cuDNN take turns with the
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
-import pathlib
 import statistics
 import time
 from collections.abc import Callable
@@ -25,15 +21,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
-from command import save
+from harness import Script
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention
 from attn_dispatch.core import jax_compat
-from attn_dispatch_tools.reports.environment import environment
 
 LENGTH = 8192
 _ARRAY = jax.ShapeDtypeStruct
+_PREFIX, _IDS = _ARRAY((1,), jnp.int32), _ARRAY((1, LENGTH), jnp.int32)
+_CAUSAL: dict[str, Any] = {"is_causal": True}
 
 Case = tuple[Callable[..., jax.Array], tuple[jax.ShapeDtypeStruct, ...]]
 """A function of query, key, value and other arrays, and what these others are."""
@@ -47,54 +44,31 @@ def mod_of(number: int) -> Callable[..., Any]:
 
 
 def mask_mod(number: int) -> Case:
-    mod = mod_of(number)
-
-    def call(q: jax.Array, k: jax.Array, v: jax.Array, prefix: jax.Array) -> jax.Array:
-        return dot_product_attention(
-            q, k, v, mask_mod=mod, mask_mod_args=(prefix,), implementation="fa4"
-        )
-
-    return call, (_ARRAY((1,), jnp.int32),)
+    call = partial(dot_product_attention, mask_mod=mod_of(number), implementation="fa4")
+    return lambda q, k, v, prefix: call(q, k, v, mask_mod_args=(prefix,)), (_PREFIX,)
 
 
 def window(number: int, implementation: str = "fa4") -> Case:
-    def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        size = (1000 + number, 0)
-        return dot_product_attention(
-            q, k, v, is_causal=True, local_window_size=size, implementation=implementation
-        )
-
-    return call, ()
+    size, options = (1000 + number, 0), _CAUSAL | {"implementation": implementation}
+    return partial(dot_product_attention, local_window_size=size, **options), ()
 
 
 def causal(number: int, implementation: str = "fa4") -> Case:
-    def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
-
-    return call, ()
+    return partial(dot_product_attention, implementation=implementation, **_CAUSAL), ()
 
 
 def documents(number: int, implementation: str = "fa4") -> Case:
+    options = _CAUSAL | {"max_segments": 100 + number, "implementation": implementation}
+
     def call(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
         given = dict.fromkeys(("query_segment_ids", "key_value_segment_ids"), ids)
-        return dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=True,
-            max_segments=100 + number,
-            implementation=implementation,
-            **given,
-        )
+        return dot_product_attention(q, k, v, **given, **options)
 
-    return call, (_ARRAY((1, LENGTH), jnp.int32),)
+    return call, (_IDS,)
 
 
 def jax_nn(number: int) -> Case:
-    def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-
-    return call, ()
+    return partial(jax.nn.dot_product_attention, implementation="cudnn", **_CAUSAL), ()
 
 
 def masked_jax_nn(number: int) -> Case:
@@ -106,7 +80,7 @@ def masked_jax_nn(number: int) -> Case:
         mask = mod(b, 0, t, s, prefix)
         return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation="cudnn")
 
-    return call, (_ARRAY((1,), jnp.int32),)
+    return call, (_PREFIX,)
 
 
 CASES: dict[str, Callable[[int], Case]] = {
@@ -168,28 +142,22 @@ def _runs(name: str, target: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The time to lower the first call of a mask.")
-    parser.add_argument("--target", default="sm90")
-    parser.add_argument("--masks", type=int, default=15)
-    parser.add_argument("--out", type=pathlib.Path, help="folder for the JSON")
-    args = parser.parse_args()
+    script = Script("first_mask", __doc__)
+    script.parser.add_argument("--target", default="sm90")
+    script.parser.add_argument("--masks", type=int, default=15)
+    args = script.start()
     found: dict[str, list[dict[str, float]]] = {}
-    names = [name for name in CASES if _runs(name, args.target)]
+    names = [name for name in script.chosen(CASES) if _runs(name, args.target)]
     for i in range(1, args.masks + 1):
         for has_gradients in (False, True):
             for name in names:
                 number = 2 * i + has_gradients
                 row = new_call(name, number, args.target, has_gradients=has_gradients)
                 title = f"{name}, with gradients" if has_gradients else name
-                found.setdefault(title, []).append(row)
-    medians = {
-        name: {x: statistics.median(row[x] for row in rows) for x in rows[0]}
-        | {"total": statistics.median(sum(row.values()) for row in rows)}
-        for name, rows in found.items()
-    }
-    for name, row in medians.items():
-        print(f"{name:32}", {x: round(ms, 1) for x, ms in row.items()})
-    save("first_mask", {"environment": environment(), "milliseconds": medians}, args.out)
+                found.setdefault(title, []).append(row | {"total": sum(row.values())})
+    for name, rows in found.items():
+        row = {x: statistics.median(row[x] for row in rows) for x in rows[0]}
+        script.keep("milliseconds", name, row)
 
 
 if __name__ == "__main__":

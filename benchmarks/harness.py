@@ -54,9 +54,9 @@ class Script:
         print(f"{found['device']}, cuDNN {found['cudnn']}, JAX {found['jax']}", flush=True)
         return self._args
 
-    def chosen(self, names: Iterable[str]) -> Iterator[str]:
-        """The rows that --only names; all without it. Ends the script if there are none."""
-        every, globs = [*names], self._args.only or ["*"]
+    def chosen(self, names: Iterable[str], default: str = "*") -> Iterator[str]:
+        """The rows that --only names, or else `default`. Ends the script if there are none."""
+        every, globs = [*names], self._args.only or [default]
         found = [x for x in every if any(fnmatch(x, glob) for glob in globs)]
         if not found:
             self.parser.error(f"--only: expected a glob for one of {', '.join(every)}; got {globs}")

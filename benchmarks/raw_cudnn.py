@@ -1,7 +1,5 @@
 """Device time of our call, compared with cuDNN's fastest plan for the same graph.
 
-usage: python benchmarks/raw_cudnn.py [--rounds N] [--seconds S] [--out FOLDER]
-
 Needs nvidia-cudnn-frontend, NVIDIA's Python interface to cuDNN, with which this script plans the
 same attention and builds every plan that cuDNN's heuristics propose (modes A and B). The fastest of
 them, "raw", uses the same cuDNN, arrays and device as our call, but not XLA. bfloat16, 16,384
@@ -23,20 +21,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from command import arguments, save
+from harness import Script, normal
 
 import attn_dispatch
 from attn_dispatch.core.tuning.timing import orders
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch_tools.bench.device_time import busy_seconds
-from attn_dispatch_tools.reports.environment import environment
 
 try:
     import cudnn
 except ImportError as error:
     sys.exit(f"raw_cudnn.py needs nvidia-cudnn-frontend, before 1.30: {error}")
 
-CELLS = tuple(itertools.product((128, 64, 256), (8192, 2048), (True, False)))
+CELLS = {
+    f"d{dim} {length} {'causal' if is_causal else 'full'}": (dim, length, is_causal)
+    for dim, length, is_causal in itertools.product((128, 64, 256), (8192, 2048), (True, False))
+}
 """Head dim, length, causal."""
 TOKENS, WIDTH = 16384, 2048
 
@@ -254,8 +254,7 @@ def differences(found: tuple[jax.Array, ...], raw: Raw) -> dict[str, float]:
 def measure(driver: Driver, handle: int, cell: tuple[int, int, bool], args: Any) -> dict[str, Any]:
     dim, length, is_causal = cell
     shape = (TOKENS // length, length, WIDTH // dim, dim)
-    keys = jax.random.split(jax.random.key(0), 4)
-    arrays = [jax.random.normal(x, shape, jnp.bfloat16) for x in keys]
+    arrays = normal(*(shape,) * 4)
     raw, mine = Raw(driver, handle, arrays, is_causal=is_causal), programs(is_causal)
     row: dict[str, Any] = {"shape": shape, "is_causal": is_causal, "plans_us": raw.find_best(20)}
     explanation = attn_dispatch.explain(*arrays[:3], is_causal=is_causal, implementation="cudnn")
@@ -284,8 +283,8 @@ def measure(driver: Driver, handle: int, cell: tuple[int, int, bool], args: Any)
 
 
 def main() -> None:
-    args = arguments("Device time against raw cuDNN.", rounds=4, seconds=0.03)
-    facts = environment()
+    script = Script("raw_cudnn", __doc__, rounds=4, seconds=0.03)
+    args = script.start(cudnn_frontend=cudnn.__version__)
     library = cudnn_library.find()
     if cudnn.backend_version() != library.version:
         sys.exit(
@@ -297,22 +296,11 @@ def main() -> None:
     handle = cudnn._pybind_module.create_handle()
     set_stream = getattr(cudnn._pybind_module, "_raw_set_stream", None) or cudnn.set_stream
     set_stream(handle, driver.stream)
-    facts["cudnn_frontend"] = cudnn.__version__
-    print(f"{facts['device']}, cuDNN {facts['cudnn']}, frontend {cudnn.__version__}, device us")
-    print(f"{'':22s}{'forward':>30s}{'forward + backward':>30s}")
-    print(f"{'':22s}{'ours       raw     ratio':>30s}{'ours       raw     ratio':>30s}")
-    rows = []
-    for cell in CELLS:
-        rows.append(row := measure(driver, handle, cell, args))
-        dim, length, is_causal = cell
-        text = f"d{dim} {length} {'causal' if is_causal else 'full'}".ljust(22)
-        for direction in ("forward", "forward_backward"):
-            found = row[direction]
-            text += f"{found['ours_us']:12.1f}{found['raw_us']:10.1f}{found['ratio']:8.3f}"
-        worst = max(row["differences"].values())
-        print(f"{text}   differ by {worst:.1e}", flush=True)
-        save("raw_cudnn", {"environment": facts, "cells": rows}, args.out)
-    ratios = [row[x]["ratio"] for row in rows for x in ("forward", "forward_backward")]
+    ratios: list[float] = []
+    for name in script.chosen(CELLS):
+        row = measure(driver, handle, CELLS[name], args)
+        ratios += [row[x]["ratio"] for x in ("forward", "forward_backward")]
+        script.keep("cells", name, row)
     print(f"least ratio {min(ratios):.3f}, median {statistics.median(ratios):.3f}")
 
 
