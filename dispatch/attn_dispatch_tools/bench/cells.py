@@ -97,10 +97,10 @@ class Cell:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cell:
-        names = {x.name for x in fields(cls)} & data.keys()
+        names = {x.name for x in fields(cls)} & data.keys() - {"mask"}
         known: dict[str, Any] = {x: data[x] for x in names} | {"lengths": tuple(data["lengths"])}
         mask = data.get("mask")
-        return cls(**known | {"mask": None if mask is None else Mask(**mask)})
+        return cls(**known, mask=None if mask is None else Mask(**mask))
 
     def _pairs_of(self, length: int) -> float:
         if self.window is not None and self.window < length:
