@@ -265,7 +265,7 @@ def test_only_the_listed_files_use_any():
 
 
 _ANY_IN_TOOLS = {
-    "bench": (99, "other packages' modules, compiled programs, and the JSON of calls and reports"),
+    "bench": (94, "other packages' modules, compiled programs, and the JSON of calls and reports"),
     "pictures": (16, "arguments under names that options give, and Matplotlib"),
     "rates": (4, "the JSON of measured calls"),
     "reports": (4, "the JSON of a report, Matplotlib, and CUDA's devices"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,9 @@ def test_each_call_of_a_program_takes_the_result_of_the_one_before():
     assert cell.forward_flops == 3 * TINY.forward_flops
     arrays = CellArrays(cell)
     q, k, v, _ = arrays.inputs(BATCH)
-    (found,) = ours().program(cell, "forward", arrays).results()
+    results = ours().program(cell, "forward", arrays).results()
+    assert results is not None
+    (found,) = results
     for _ in range(3):
         q = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     assert jnp.abs(found - q.reshape(found.shape)).max() < 0.03
@@ -148,6 +151,51 @@ def test_a_package_that_cannot_be_imported_is_absent(monkeypatch, tmp_path):
     assert tokamax.absent() == "cannot be imported: OSError: libx.so: cannot open"
 
 
+class Recorded(SimpleNamespace):
+    """Stands in for a package: its functions add their names and options to `seen`."""
+
+    def __getattr__(self, name):
+        return lambda *arrays, **options: self.seen.append((name, len(arrays), options))
+
+
+@pytest.mark.parametrize("cell", [TINY, WINDOW, DOCUMENTS], ids=lambda x: x.grid)
+def test_packages_get_the_arguments_of_their_own_functions(monkeypatch, cell):
+    cell, arrays = replace(cell, head_dim=128, head_dim_v=128), range(3)
+    seen: list[tuple[str, int, dict]] = []
+    monkeypatch.setattr(JaxPeer, "package", lambda self: Recorded(seen=seen))
+    monkeypatch.setattr(dew_flash_attn, "why_absent", lambda *_: "")
+    called = ["dew-flash-attn", "fa4-jax", "flash_attn3_jax", "tokamax"]
+    for peer in named(called, all_peers()):
+        call = peer.call(cell, CellArrays(cell))  # pyright: ignore[reportAttributeAccessIssue]
+        call.function(*arrays, *(0 for _ in call.further_arrays))
+    plain = {"is_causal": True, "window_size": (-1, -1)}
+    causal, backend = {"is_causal": True, "implementation": "mosaic"}, {"backend": "cute"}
+    if cell.window:
+        near = {"window_size": (4, 0)}
+        assert seen == [
+            ("flash_mha", 3, {"is_causal": False} | near),
+            ("flash_attn", 3, {"causal": False} | backend | near),
+            ("flash_mha", 3, {"is_causal": False} | near),
+            ("dot_product_attention", 3, causal | {"local_window_size": (4, 0)}),
+        ]
+    elif cell.lengths:
+        longest = {"max_seqlen_q": 8, "max_seqlen_k": 8}
+        lengths = dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), 0)
+        assert seen == [
+            ("flash_mha_varlen", 5, plain),
+            ("flash_attn_varlen", 5, {"causal": True} | backend),
+            ("flash_mha_varlen", 5, plain | longest),
+            ("dot_product_attention", 3, causal | lengths),
+        ]
+    else:
+        assert seen == [
+            ("flash_mha", 3, plain),
+            ("flash_attn", 3, {"causal": True} | backend),
+            ("flash_mha", 3, plain),
+            ("dot_product_attention", 3, causal),
+        ]
+
+
 def test_torch_is_measured_in_another_process(tmp_path):
     """A script stands in for the process that has torch."""
     for text, reason in (
@@ -207,7 +255,8 @@ def test_the_kernels_of_dew_flash_attn_have_gradients_of_the_right_shapes(name, 
     """Both passes of dense and packed calls are traced only, which needs no library."""
     monkeypatch.setattr(flash_library, "register", lambda generation: None)
     (cell,) = (x for grid in GRIDS.values() for x in grid if x.name == name)
-    call = dew_flash_attn._kernels(cell, CellArrays(cell))
+    monkeypatch.setattr(dew_flash_attn, "why_absent", lambda *_: "why")
+    call = dew_flash_attn.DewFlashAttn().call(cell, CellArrays(cell))
     rows = (cell.seq_len,) if cell.lengths else (cell.batch, cell.seq_len)
     heads = (cell.num_heads, cell.num_kv_heads, cell.num_kv_heads)
     given = [jax.ShapeDtypeStruct((*rows, n, cell.head_dim), jnp.bfloat16) for n in heads]

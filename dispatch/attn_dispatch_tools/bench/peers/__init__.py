@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from attn_dispatch_tools.bench.peers import (
     dew_flash_attn,
-    fa4_jax,
-    flash_attn3_jax,
+    flash_packages,
     jax_nn,
     ours,
     tokamax,
@@ -22,8 +21,8 @@ from attn_dispatch_tools.terminal.name_patterns import matches
 def all_peers(torch_python: str | None = None) -> list[Peer]:
     """All peers, ours first. `torch_python` is the Python that has torch; by default this one."""
     return [
-        *ours.PEERS, *jax_nn.PEERS, *dew_flash_attn.PEERS, *fa4_jax.PEERS, *flash_attn3_jax.PEERS,
-        *tokamax.PEERS, *torch_sdpa.peers(torch_python),
+        *ours.PEERS, *jax_nn.PEERS, *dew_flash_attn.PEERS, *flash_packages.PEERS, *tokamax.PEERS,
+        *torch_sdpa.peers(torch_python),
     ]  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.generations import FA3
 from attn_dispatch_tools.bench.arrays import ROWS, CellArrays
 from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.peers.flash_packages import call_like_flash
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall, is_installed, why_absent
 
 
@@ -51,38 +51,57 @@ class DewFlashAttn(JaxPeer):
                 PeerCall(kernels, ROWS, (arrays.cu_seqlens,)) if cell.lengths else PeerCall(kernels)
             )
         package = self.package()
-        options = {"is_causal": cell.is_causal, "window_size": (-1, -1)}
-        if cell.window is not None:
-            options = {"is_causal": False, "window_size": (cell.window - 1, 0)}
-        if not cell.lengths:
-            return PeerCall(partial(package.flash_mha, **options))
-
-        def packed(q: jax.Array, k: jax.Array, v: jax.Array, cu: jax.Array) -> jax.Array:
-            return package.flash_mha_varlen(q, k, v, cu, cell.longest, **options)
-
-        return PeerCall(packed, ROWS, (arrays.cu_seqlens,))
+        return call_like_flash(
+            package.flash_mha,
+            lambda q, k, v, cu, **x: package.flash_mha_varlen(q, k, v, cu, cell.longest, **x),
+            cell, arrays, more={"window_size": (-1, -1)},
+        )  # fmt: skip
 
 
 def facts_of(cell: Cell) -> FlashCall:
     """The cell's forward call as the kernels take it."""
+    leading = (cell.seq_len,) if cell.lengths else (cell.batch, cell.seq_len)
+    q, k = (
+        jax.ShapeDtypeStruct((*leading, n, cell.head_dim), "bfloat16")
+        for n in (cell.num_heads, cell.num_kv_heads)
+    )
+    left = None if cell.window is None else cell.window - 1
+    return forward_facts(q, k, cell.is_causal, left, len(cell.lengths), cell.longest)
+
+
+def forward_facts(
+    q: jax.ShapeDtypeStruct,
+    k: jax.ShapeDtypeStruct,
+    is_causal: bool,
+    left: int | None,
+    documents: int,
+    longest: int,
+) -> FlashCall:
+    """A forward call with as many keys as queries.
+
+    Args:
+      q, k: [B, T, N, H] and [B, T, K, H], or of packed sequences [rows, N, H] and [rows, K, H].
+      left: the keys to the left of a query that it sees; None is open.
+      documents, longest: the number of packed sequences, 0 for none, and the greatest length.
+    """
+    rows, batch = q.shape[-3], q.shape[0] if q.ndim == 4 else 1
     return FlashCall(
         backward=False,
-        dtype="bfloat16",
-        batch=cell.batch,
-        is_packed=bool(cell.lengths),
-        sequences=len(cell.lengths) or cell.batch,
+        dtype=q.dtype.name,
+        batch=batch,
+        is_packed=bool(documents),
+        sequences=documents or batch,
         gap=0,
-        rows_q=cell.seq_len,
-        rows_kv=cell.seq_len,
-        longest_q=cell.longest or cell.seq_len,
-        longest_kv=cell.longest or cell.seq_len,
-        num_heads=cell.num_heads,
-        num_kv_heads=cell.num_kv_heads,
-        head_dim=cell.head_dim,
-        is_causal=cell.is_causal and cell.window is None,
-        window_left=-1 if cell.window is None else cell.window - 1,
-        window_right=0 if cell.is_causal else -1,
-        is_end_to_end=True,
+        rows_q=rows,
+        rows_kv=rows,
+        longest_q=longest or rows,
+        longest_kv=longest or rows,
+        num_heads=q.shape[-2],
+        num_kv_heads=k.shape[-2],
+        head_dim=q.shape[-1],
+        is_causal=is_causal and left is None,
+        window_left=-1 if left is None else left,
+        window_right=0 if is_causal else -1,
     )
 
 

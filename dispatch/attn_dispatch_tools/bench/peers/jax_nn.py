@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,26 @@ _MAX_SCORE_BYTES = 8 << 30
 """The most bytes of scores. XLA holds them all in float32; larger calls would run out of memory."""
 
 
+def call_like_jax_nn(
+    function: Callable[..., jax.Array], implementation: str, cell: Cell, arrays: CellArrays
+) -> PeerCall:
+    """A cell without a mask by a function with the arguments of jax.nn's. Packed sequences are
+    passed as a padded batch with lengths, because there is no other way to express them than a mask
+    over all pairs."""
+    call = partial(function, is_causal=cell.is_causal, implementation=implementation)
+    if cell.window is not None:
+        call = partial(call, local_window_size=(cell.window - 1, 0))
+    if not cell.lengths:
+        return PeerCall(call)
+
+    def padded(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+        return call(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+
+    return PeerCall(padded, PADDED, (arrays.lengths,))
+
+
 class JaxNn(JaxPeer):
-    """The call with one implementation. Packed sequences are passed as a padded batch with lengths,
-    because jax.nn has no other way to express them."""
+    """The call with one implementation."""
 
     def __init__(self, implementation: str):
         self.name = f"jax.nn: {implementation}"
@@ -37,9 +55,6 @@ class JaxNn(JaxPeer):
         return True
 
     def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
-        options: dict[str, Any] = {
-            "is_causal": cell.is_causal, "implementation": self.implementation
-        }  # fmt: skip
         if self.implementation == "xla":
             batch, longest = cell.batch, cell.seq_len
             if cell.lengths:
@@ -49,17 +64,7 @@ class JaxNn(JaxPeer):
                 raise NotImplementedError(f"its scores would take {needed >> 30} GiB")
         if cell.mask is not None:
             return self._masked(cell.mask, arrays)
-        if cell.window is not None:
-            options["local_window_size"] = (cell.window - 1, 0)
-        if not cell.lengths:
-            return PeerCall(partial(jax.nn.dot_product_attention, **options))
-
-        def padded(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-            return jax.nn.dot_product_attention(
-                q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options
-            )
-
-        return PeerCall(padded, PADDED, (arrays.lengths,))
+        return call_like_jax_nn(jax.nn.dot_product_attention, self.implementation, cell, arrays)
 
     def _masked(self, mask: Mask, arrays: CellArrays) -> PeerCall:
         """The call with causality and a window as arguments, or else with all pairs as an array."""

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import jax
 
-from attn_dispatch_tools.bench.arrays import PADDED, CellArrays
+from attn_dispatch_tools.bench.arrays import CellArrays
 from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.peers.jax_nn import call_like_jax_nn
 from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 
 class Tokamax(JaxPeer):
-    """The call with Mosaic kernels.
-
-    Packed sequences are passed as a padded batch with lengths, because tokamax can otherwise only
-    express them as a mask over all pairs.
-    """
+    """The call with Mosaic kernels."""
 
     name = "tokamax"
     distributions = ("tokamax",)
@@ -30,19 +24,8 @@ class Tokamax(JaxPeer):
         )
 
     def call(self, cell: Cell, arrays: CellArrays) -> PeerCall:
-        package = self.package()
-        options: dict[str, Any] = {"is_causal": cell.is_causal, "implementation": "mosaic"}
-        if cell.window is not None:
-            options["local_window_size"] = (cell.window - 1, 0)
-        if not cell.lengths:
-            return PeerCall(partial(package.dot_product_attention, **options))
-
-        def padded(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-            return package.dot_product_attention(
-                q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options
-            )
-
-        return PeerCall(padded, PADDED, (arrays.lengths,))
+        function = self.package().dot_product_attention
+        return call_like_jax_nn(function, "mosaic", cell, arrays)
 
 
 PEERS = (Tokamax(),)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 
 from attn_dispatch.flash import library
 from attn_dispatch.flash.call import FlashCall
-from attn_dispatch_tools.bench.peers.dew_flash_attn import kernels_of
+from attn_dispatch_tools.bench.peers.dew_flash_attn import forward_facts, kernels_of
 from attn_dispatch_tools.bench.regret.timed_call import FORWARD, TimedCall
 
 _JAX_NN = frozenset((
@@ -31,31 +33,22 @@ class RegretPeer(Protocol):
         ...
 
 
-class JaxNn:
-    """jax.nn.dot_product_attention on cuDNN."""
+@dataclass(frozen=True)
+class LikeJaxNn:
+    """A package with the call of jax.nn."""
 
-    NAME = "jax.nn"
-
-    def program(self, call: TimedCall, direction: str) -> Callable[..., Any] | None:
-        if not call.call.keys() <= _JAX_NN or set(call.mods) - {"mask"}:
-            return None
-        return _as_peer(call, direction, jax.nn.dot_product_attention, {"implementation": "cudnn"})
-
-
-class Tokamax:
-    """tokamax's Mosaic kernels."""
-
-    NAME = "tokamax"
+    NAME: str
+    module: str
+    implementation: str
 
     def program(self, call: TimedCall, direction: str) -> Callable[..., Any] | None:
         if not call.call.keys() <= _JAX_NN or set(call.mods) - {"mask"}:
             return None
         try:
-            import tokamax
+            function = importlib.import_module(self.module).dot_product_attention
         except Exception:  # it may be missing, or lack what it imports
             return None
-        function: Any = tokamax.dot_product_attention  # pyright: ignore
-        return _as_peer(call, direction, function, {"implementation": "mosaic"})
+        return _as_peer(call, direction, function, {"implementation": self.implementation})
 
 
 def _as_peer(
@@ -122,28 +115,14 @@ def _flash_facts(call: TimedCall) -> FlashCall | None:
     q, k, v = (arguments[x] for x in ("query", "key", "value"))
     if q.shape[-1] not in (64, 128, 192, 256) or v.shape != k.shape or q.shape[-3] != k.shape[-3]:
         return None
-    rows, count = q.shape[-3], len(call.lengths)
-    batch = q.shape[0] if q.ndim == 4 else 1
-    window = arguments.get("local_window_size")
+    left = arguments["local_window_size"][0] if "local_window_size" in arguments else None
+    longest = arguments.get("max_seqlen_q", 0)
     is_causal = bool(arguments.get("is_causal"))
-    return FlashCall(
-        backward=False,
-        dtype=q.dtype.name,
-        batch=batch,
-        is_packed=bool(count),
-        sequences=count or batch,
-        gap=0,
-        rows_q=rows,
-        rows_kv=rows,
-        longest_q=arguments.get("max_seqlen_q", rows),
-        longest_kv=arguments.get("max_seqlen_kv", rows),
-        num_heads=q.shape[-2],
-        num_kv_heads=k.shape[-2],
-        head_dim=q.shape[-1],
-        is_causal=is_causal and window is None,
-        window_left=-1 if window is None else window[0],
-        window_right=0 if is_causal else -1,
-    )
+    return forward_facts(q, k, is_causal, left, len(call.lengths), longest)
 
 
-PEERS: tuple[RegretPeer, ...] = (JaxNn(), DewFlashAttn(), Tokamax())
+PEERS: tuple[RegretPeer, ...] = (
+    LikeJaxNn("jax.nn", "jax.nn", "cudnn"),
+    DewFlashAttn(),
+    LikeJaxNn("tokamax", "tokamax", "mosaic"),
+)
