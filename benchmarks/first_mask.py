@@ -26,6 +26,7 @@ from harness import Script
 import attn_dispatch
 from attn_dispatch import dot_product_attention
 from attn_dispatch.core import jax_compat
+from attn_dispatch.implementation import ImplementationName
 
 LENGTH = 8192
 _ARRAY = jax.ShapeDtypeStruct
@@ -48,16 +49,16 @@ def mask_mod(number: int) -> Case:
     return lambda q, k, v, prefix: call(q, k, v, mask_mod_args=(prefix,)), (_PREFIX,)
 
 
-def window(number: int, implementation: str = "fa4") -> Case:
+def window(number: int, implementation: ImplementationName = "fa4") -> Case:
     size, options = (1000 + number, 0), _CAUSAL | {"implementation": implementation}
     return partial(dot_product_attention, local_window_size=size, **options), ()
 
 
-def causal(number: int, implementation: str = "fa4") -> Case:
+def causal(number: int, implementation: ImplementationName = "fa4") -> Case:
     return partial(dot_product_attention, implementation=implementation, **_CAUSAL), ()
 
 
-def documents(number: int, implementation: str = "fa4") -> Case:
+def documents(number: int, implementation: ImplementationName = "fa4") -> Case:
     options = _CAUSAL | {"max_segments": 100 + number, "implementation": implementation}
 
     def call(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:

@@ -30,6 +30,7 @@ from harness import Script
 from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
 from attn_dispatch.core.tuning.timing import orders
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.implementation import ImplementationName
 from attn_dispatch_tools.bench.arrays import CellArrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.mask_shares import shares
@@ -120,7 +121,7 @@ def packed_rows() -> tuple[np.ndarray, np.ndarray, jax.Array]:
     return np.pad(positions, (0, padding)), is_real, cu
 
 
-def by_cu_seqlens(implementation: str | None, cu: jax.Array) -> Attention:
+def by_cu_seqlens(implementation: ImplementationName | None, cu: jax.Array) -> Attention:
     return partial(
         ragged_dot_product_attention, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=LONGEST,
         max_seqlen_kv=LONGEST, is_causal=True, implementation=implementation,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from harness import Script, compared, normal
 
 from attn_dispatch import dot_product_attention, mods
+from attn_dispatch.implementation import ImplementationName
 from attn_dispatch_tools.bench.peers.peer import first_line
 
 SIZE = {"b": 1, "t": 8192, "n": 16, "k": 4, "h": 128}
@@ -54,7 +55,9 @@ CALLS: dict[str, tuple[Options, jax.Array | None, dict[str, int]]] = {
 """Options, the array that is learned, and the sizes that differ from `SIZE`."""
 
 
-def programs(options: Options, implementation: str | None) -> dict[str, Callable[..., Any]]:
+def programs(
+    options: Options, implementation: ImplementationName | None
+) -> dict[str, Callable[..., Any]]:
     """The jitted call and its gradients, functions of query, key, value and what the mod reads."""
 
     def call(q: jax.Array, k: jax.Array, v: jax.Array, *read: jax.Array) -> jax.Array:
