@@ -33,7 +33,7 @@ def received(jaxpr: Jaxpr, sizes: Mapping[str, int]) -> float:
 
 def _of_collective(equation: JaxprEqn, sizes: Mapping[str, int]) -> float:
     name, params = equation.primitive.name, equation.params
-    axes = _names(params.get("axis_name", params.get("axes", ())))
+    axes = _all_of(params.get("axis_name", params.get("axes", ())))
     devices = math.prod(y for x, y in sizes.items() if x in axes)
     given = sum(map(_bytes, map(type_of, equation.invars)))
     if name == "ppermute":
@@ -48,8 +48,8 @@ def _of_collective(equation: JaxprEqn, sizes: Mapping[str, int]) -> float:
     return 0.0
 
 
-def _names(axes: object) -> tuple[object, ...]:
-    return axes if isinstance(axes, tuple) else (axes,)
+def _all_of(value: object) -> tuple[object, ...]:
+    return cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
 
 
 def _bytes(x: object) -> int:
@@ -60,6 +60,6 @@ def _bytes(x: object) -> int:
 
 def _bodies(equation: JaxprEqn) -> Iterator[Jaxpr]:
     for value in equation.params.values():
-        for x in value if isinstance(value, tuple) else (value,):
+        for x in _all_of(value):
             if isinstance(x, ClosedJaxpr | Jaxpr):
                 yield x.jaxpr if isinstance(x, ClosedJaxpr) else x

@@ -163,6 +163,8 @@ def traced_call(
 
         return note
 
-    program = jax.make_jaxpr(lambda *own: compute(bind, own), axis_env=list(shards.sizes))
-    jaxpr = program(*operands).jaxpr
+    def part(*own: jax.Array) -> object:
+        return compute(bind, own)
+
+    jaxpr = jax.make_jaxpr(part, axis_env=list(shards.sizes))(*operands).jaxpr
     return found[0], round(received(jaxpr, dict(shards.sizes)))
