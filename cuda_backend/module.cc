@@ -81,7 +81,7 @@ void before_exit(int64_t milliseconds) {
 
 }  // namespace
 
-PYBIND11_MODULE(_cuda, m) {
+ATTN_PYTHON_MODULE(_cuda, m) {
   m.doc() = "cuDNN fused attention: planning, and the XLA FFI handlers that run the plans.";
 
   static PyObject* error_type =
@@ -99,6 +99,13 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "has_driver", [] { return in_cudnn([] { return has_driver(); }); },
       "Whether the CUDA driver's own library can be loaded here.");
+  m.def(
+      "cudnn_file",
+      [](const py::object& name) {
+        const std::string given = path_from(name);
+        return to_python(in_cudnn([&] { return cudnn_file(given); }));
+      },
+      py::arg("name"), "The file that load_cudnn would open; empty if the loader finds none.");
   m.def(
       "load_cudnn",
       [](const py::object& path, bool allow_stand_ins) {

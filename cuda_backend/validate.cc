@@ -1,5 +1,6 @@
 #include "validate.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "buffers.h"
@@ -15,6 +16,9 @@ constexpr int64_t kMostInt32 = (int64_t{1} << 31) - 1;
 
 // The time of planning grows with the head dim: 2,048 takes 1 s, 32,768 takes 13 s (9.28).
 constexpr int64_t kMostHeadDim = 4096;
+
+// Of arrays with one row, too: cudnn/call.py declares no longest sequence of one query.
+constexpr int64_t kLeastPackedQueries = 2;
 
 constexpr struct {
   const char* name;
@@ -101,6 +105,16 @@ Status check_layout(const SdpaSpec& s) {
   }
   if (s.is_packed() && !s.has_lengths) {
     return wrong_value("has_lengths", "true where arrays are packed", s.has_lengths);
+  }
+  const struct {
+    const char* name;
+    int64_t longest, rows;
+  } packed[] = {{"seq_len_q", s.seq_len_q, std::max(s.packed_rows_q, kLeastPackedQueries)},
+                {"seq_len_kv", s.seq_len_kv, s.packed_rows_kv}};
+  for (const auto& [name, longest, rows] : packed) {
+    if (s.is_packed() && longest > rows) {
+      return wrong_value(name, "at most " + std::to_string(rows) + ", the packed rows", longest);
+    }
   }
   if (!s.is_paged() && s.num_pages != 0) {
     return wrong_value("num_pages", "0 beside page_size=0", s.num_pages);

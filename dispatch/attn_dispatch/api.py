@@ -196,7 +196,7 @@ def dot_product_attention(
       max_segments: static, an upper bound on the segment ids. Kernels for packed sequences need it.
       max_segment_len: static, with max_segments: an upper bound on the length of a segment, in
         queries and in keys. Kernels then plan for shorter sequences, which can be faster. A traced
-        segment that is longer is NaN.
+        segment that is longer is NaN. A bound beyond T and S is the same as none.
       finite_padding: True promises that query, key, value and the output's gradient hold finite
         numbers in padding, and that no traced length or id is wrong. FlashAttention's kernels then
         need not set padding to 0 first, for which XLA copies arrays that anything else reads. If

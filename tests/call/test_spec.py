@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from attn_dispatch.aiter.call import call_of as aiter_call_of
 from attn_dispatch.call.context import Context
 from attn_dispatch.call.operands import Operand
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.cudnn.call import variants_of
+from attn_dispatch.flash.call import call_of as flash_call_of
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.settings import CallSettings
+from attn_dispatch_tools.verify.case import Case
+from tests.support.backend import forward_spec
 from tests.support.option_parts import PARTS, options_with, with_facts
 from tests.support.present import present
 
@@ -54,6 +59,14 @@ def test_arrays_avals_and_tracers_make_the_same_spec():
     seen = []
     jax.eval_shape(lambda *x: seen.append(AttentionSpec.of(x, OPTIONS)), *arrays)
     assert seen == [expected]
+
+
+@pytest.mark.parametrize("call_of", [variants_of, flash_call_of, aiter_call_of])
+def test_no_sequence_is_longer_than_the_rows_there_are(call_of):
+    """A server's bound may be beyond the arrays of one step."""
+    case = Case("call", b=1, t=10, s=10, cu_q=((0, 3, 3, 10),), cu_kv=((0, 1, 8, 10),))
+    rows, beyond = (forward_spec(replace(case, longest=x)) for x in ((10, 10), (11, 2**20)))
+    assert call_of(beyond) == call_of(rows)
 
 
 def test_wrong_number_of_operands_raises():

@@ -22,6 +22,7 @@ from attn_dispatch.cudnn.call import (
     variants_of,
 )
 from attn_dispatch.cudnn.score_nodes import score_rules_of
+from attn_dispatch.devices import native_libraries
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.common_rules import DTYPE
@@ -31,7 +32,7 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import allowed_pairs, relative_positions
 from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
-from tests.support.backend import backward_spec, forward_spec
+from tests.support.backend import backward_spec, forward_spec, needs_cudnn
 from tests.support.option_parts import spec_with
 from tests.support.repository import ROOT
 
@@ -71,6 +72,14 @@ def test_segments_become_sequences():
 def test_packed_call_has_at_least_two_queries():
     *_, packed = variants_of(spec(t=1))
     assert (packed.seq_len_q, packed.packed_rows_q) == (2, 2)
+
+
+@needs_cudnn
+def test_packed_call_of_one_query_is_no_wrong_call():
+    *_, packed = variants_of(spec(b=1, t=1))
+    assert (packed.seq_len_q, packed.packed_rows_q) == (2, 1)
+    native = native_libraries.load(native_libraries.CUDA)
+    assert native.buffers(packed.attributes)
 
 
 @pytest.mark.parametrize(

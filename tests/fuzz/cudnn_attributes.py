@@ -233,6 +233,7 @@ def check(x: Attributes, operands: Sizes, results: Sizes) -> None:
         head_rows, packed = x[f"head_rows_{side}"], x[f"packed_rows_{side}"]
         assert not head_rows or (packed % head_rows == 0 if packed else head_rows == rows)
         assert not (head_rows and packed and x["backward"])
+        assert not packed or x[f"seq_len_{side}"] <= max(packed, 2 if side == "q" else 1)
     assert x["page_size"] or not (x["num_pages"] or x["has_value_table"])
     assert x["backward"] or not (x["needs_dbias"] or x["gradient_nodes"])
     assert not x["backward"] or not (x["has_sinks"] or x["page_size"] or x["needs_keep"])

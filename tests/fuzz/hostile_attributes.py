@@ -83,7 +83,7 @@ HOSTILE: dict[str, tuple[str, Attributes]] = {
     "arrays of 2^48 bytes": ("batch", FORWARD | {"batch": 2**30, "seq_len_q": 2**8}),
     "packed arrays whose strides wrap": (
         "batch",
-        PACKED | {"batch": 2**30, "seq_len_kv": 2**30},
+        PACKED | {"batch": 2**30, "seq_len_kv": 2**30, "packed_rows_kv": 2**30},
     ),
     "a keep mask of 2^50 bytes": (
         "seq_len_kv",
@@ -123,6 +123,8 @@ HOSTILE: dict[str, tuple[str, Attributes]] = {
         "packed_rows_q",
         PACKED | {"packed_rows_q": 2**61, "packed_rows_kv": 2**61},
     ),
+    "queries longer than packed rows": ("seq_len_q", PACKED | {"seq_len_q": 513}),
+    "keys longer than packed rows": ("seq_len_kv", PACKED_BACKWARD | {"seq_len_kv": 513}),
     "packed without lengths": ("has_lengths", PACKED | {"has_lengths": False}),
     "head rows that do not divide packed rows": ("head_rows_q", PACKED | {"head_rows_q": 100}),
     "head rows of packed gradients": ("head_rows_kv", PACKED_BACKWARD | {"head_rows_kv": 256}),

@@ -89,7 +89,6 @@ def call_of(spec: AttentionSpec) -> AiterCall:
     mask, left, right = _mask(spec)
     sequences = _sequences(spec)
     is_group = sequences is not None
-    longest = spec.meaning.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
     rows = spec.batch if is_group else 1
     return AiterCall(
         backward=spec.is_backward,
@@ -100,8 +99,8 @@ def call_of(spec: AttentionSpec) -> AiterCall:
         batch=spec.batch * (sequences or 1),
         seq_len_q=rows * spec.seq_len_q,
         seq_len_kv=rows * spec.seq_len_kv,
-        max_seq_len_q=min(longest[0], spec.seq_len_q),
-        max_seq_len_kv=min(longest[1], spec.seq_len_kv),
+        max_seq_len_q=spec.longest_sequences[0],
+        max_seq_len_kv=spec.longest_sequences[1],
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=round_up(spec.head_dim, HEAD_DIM_MULTIPLE),

@@ -250,7 +250,7 @@ class AttentionSpec:
 
     @cached_property
     def longest_sequences(self) -> tuple[int, int]:
-        """The most queries and the most keys that a sequence may have."""
+        """The most queries and the most keys that a sequence may have; no more than there are."""
         queries, keys = self.meaning.max_seq_lens or (self.seq_len_q, self.seq_len_kv)
         return min(queries, self.seq_len_q), min(keys, self.seq_len_kv)
 

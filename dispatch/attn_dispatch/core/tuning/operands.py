@@ -52,8 +52,7 @@ def _rows(spec: AttentionSpec, name: str) -> int:
 
 def _longest(spec: AttentionSpec, name: str) -> int:
     side = _SIDES[name.removeprefix("cu_seqlens_").split("_")[0]]
-    longest = spec.meaning.max_seq_lens
-    return _rows(spec, name) if longest is None else longest[side]
+    return spec.longest_sequences[side]
 
 
 def _ends(spec: AttentionSpec, name: str, count: int) -> jax.Array:
