@@ -9,8 +9,6 @@
 #include <mutex>
 #include <vector>
 
-#include "elf_file.h"
-
 // cudnn-frontend's dynamic loading resolves every cuDNN symbol through this handle.
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;
@@ -109,11 +107,6 @@ std::vector<std::string> matching_files(const std::string& folder, const std::st
 // the other libraries it reports a missing one as an error.
 Status open_graph_library(const std::string& cudnn_path, void** handle) {
   const std::string folder = cudnn_path.substr(0, cudnn_path.rfind('/') + 1);
-  for (const char* pattern : {"libcudnn*.so.9", "libcudnn*.so.9.[0-9]*"}) {
-    for (const std::string& part : matching_files(folder, pattern)) {
-      ATTN_RETURN_IF_ERROR(check_library_file(part));
-    }
-  }
   const std::string name = "libcudnn_graph.so";
   const std::string beside = folder + name;
   std::vector<std::string> candidates = {beside + ".9", beside};
@@ -186,6 +179,15 @@ bool has_driver() {
   return load_driver().ok() && !driver.load()->is_stand_in;
 }
 
+std::string cudnn_file(const std::string& name) {
+  if (name.find('/') != std::string::npos) return name;
+  void* handle = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (!handle) return "";
+  const std::string file = file_of(dlsym(handle, "cudnnGetVersion"));
+  dlclose(handle);
+  return file;
+}
+
 Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
   std::lock_guard<std::mutex> lock(loading_mutex());
   if (const Cudnn* loaded = cudnn) return loaded->version;
@@ -193,7 +195,6 @@ Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
     if (!allow_stand_ins) return status;
     ATTN_RETURN_IF_ERROR(load_stand_ins(status.message));
   }
-  if (path.find('/') != std::string::npos) ATTN_RETURN_IF_ERROR(check_library_file(path));
   // Never RTLD_GLOBAL: other libraries must not find cuDNN's symbols.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return Status{Code::kLibrary, "cuDNN could not be loaded: " + loader_error()};

@@ -22,6 +22,10 @@ Status check_ordinal(int32_t device_ordinal);
 // Whether the real CUDA driver library can be loaded here. Loads nothing else.
 bool has_driver();
 
+// The file that load_cudnn would open for a name or path; empty if the loader finds none. Python
+// judges it and its neighbours (devices/code_files.py) before load_cudnn opens them.
+std::string cudnn_file(const std::string& name);
+
 // Loads libcudnn.so.9 from `path` (a name or a path) and returns its version, 91900 for 9.19.0.
 // cuDNN needs a CUDA driver library: the real one or, only if the caller allows it, the stand-ins
 // (stand_ins/), with which cuDNN can plan but not run. Stand-ins have the names of the real

@@ -100,6 +100,13 @@ PYBIND11_MODULE(_cuda, m) {
       "has_driver", [] { return in_cudnn([] { return has_driver(); }); },
       "Whether the CUDA driver's own library can be loaded here.");
   m.def(
+      "cudnn_file",
+      [](const py::object& name) {
+        const std::string given = path_from(name);
+        return to_python(in_cudnn([&] { return cudnn_file(given); }));
+      },
+      py::arg("name"), "The file that load_cudnn would open; empty if the loader finds none.");
+  m.def(
       "load_cudnn",
       [](const py::object& path, bool allow_stand_ins) {
         const std::string file = path_from(path);

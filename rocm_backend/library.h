@@ -25,7 +25,8 @@ struct Aiter {
   Hip hip;
 };
 
-// Loads a library for an architecture ("gfx942") from `path`. The first of its generation stays:
+// Loads a library for an architecture ("gfx942") from `path`, which Python has judged
+// (devices/code_files.py). The first of its generation stays:
 // another of the same generation changes nothing.
 Status load_aiter(const std::string& path, const std::string& arch);
 

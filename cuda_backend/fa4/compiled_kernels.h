@@ -121,7 +121,8 @@ struct CompiledLibrary {
   CompiledSet* find(const std::string& name) const;
 };
 
-// Loads the library from a path. The first success is final: a process uses one.
+// Loads the library from a path, which Python has judged (devices/code_files.py). The first success
+// is final: a process uses one.
 Result<const CompiledLibrary*> load_compiled_library(const std::string& path);
 
 // The library that this process has loaded; null if none.

@@ -35,8 +35,8 @@ AITER_ASM = "ATTN_DISPATCH_AITER_ASM"
 FINITE_PADDING = "ATTN_DISPATCH_FINITE_PADDING"
 """The environment variable of `finite_padding`."""
 
-TRUST_PLANS = "ATTN_DISPATCH_TRUST_PLANS"
-"""The environment variable that allows, with 1, plans that another user wrote."""
+TRUST_FILES = "ATTN_DISPATCH_TRUST_FILES"
+"""The environment variable that allows, with 1, plans and libraries that another user wrote."""
 
 POISON = "ATTN_DISPATCH_POISON"
 """The environment variable that fills results with NaN before each kernel runs, with 1. The C++
@@ -154,7 +154,7 @@ def _from_environment() -> Settings:
     targets = (names,) if names.lstrip().startswith("{") else tuple(names.split(","))
     targets = tuple(name.strip() for name in targets if name.strip())
     # Neither changes the lowered program, but an invalid value is an error, as for the others.
-    for name in (TRUST_PLANS, POISON):
+    for name in (TRUST_FILES, POISON):
         flag(name)
     return Settings(
         targets,

@@ -28,7 +28,7 @@ from tests.support.aiter_dispatch import build as dev18
 from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.aiter_dispatch.launches import ARCHS, atomic_32
 from tests.support.aiter_v0_1_15 import build as v0_1_15
-from tests.support.fake_aiter import code_object
+from tests.support.fake_aiter import code_object, shared_library
 
 NEWER = "v0.1.15"
 OTHER = {"gfx942": "gfx950", "gfx950": "gfx942"}
@@ -241,7 +241,7 @@ def built(request, tmp_path, monkeypatch) -> Path:
         kernel = folder / "hsa" / "gfx942" / "fmha_v3_fwd" / f"{number}.co"
         kernel.parent.mkdir(parents=True, exist_ok=True)
         kernel.write_bytes(code_object("gfx942"))
-    (folder / aiter_folder.ADAPTER).touch()
+    (folder / aiter_folder.ADAPTER).write_bytes(shared_library())
     aiter_folder.AiterBuild(
         request.param, "gfx942", "0.1.20", "", "", "", "hipcc", False, 9, 3, ""
     ).write(folder)
@@ -264,6 +264,14 @@ def test_a_kernel_that_hip_could_not_load_is_refused_by_name(built, content, why
     (kernel.parent / "0.co").write_bytes(b"")
     assert "2 of the 3 ASM kernels in" in load_error()
     assert "fmha_v3_fwd/0.co: empty; fmha_v3_fwd/1.co: " in load_error()
+
+
+@pytest.mark.parametrize("name", [aiter_folder.ADAPTER, "hsa/gfx942/fmha_v3_fwd/1.co"])
+def test_code_that_another_user_could_have_written_is_refused(built, name):
+    (built / name).chmod(0o666)
+    assert f"{Path(name).name}" in load_error() and "written by other users" in load_error()
+    (built / name).chmod(0o644)
+    assert load_error() == ""
 
 
 def test_kernels_are_found_after_the_working_directory_changes(built, monkeypatch):

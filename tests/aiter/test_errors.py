@@ -26,7 +26,7 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import spec_of
 from tests.support import aiter_emulated
 from tests.support.aiter_cases import AITER_CASES
-from tests.support.fake_aiter import code_object
+from tests.support.fake_aiter import code_object, shared_library
 
 BY_NAME = {case.name: case for case in AITER_CASES}
 GFX942 = parse("gfx942")
@@ -267,7 +267,7 @@ def finish_build(folder: Path) -> None:
     kernels.mkdir(parents=True)
     for number in range(5):
         (kernels / f"{number}.co").write_bytes(code_object("gfx942"))
-    (folder / ADAPTER).touch()
+    (folder / ADAPTER).write_bytes(shared_library())
     build_record().write(folder)
 
 
@@ -327,7 +327,7 @@ class TestMissing:
 
     def test_a_missing_folder_of_asm_kernels_makes_aiter_unusable(self, folder):
         folder.mkdir()
-        (folder / ADAPTER).touch()
+        (folder / ADAPTER).write_bytes(shared_library())
         build_record().write(folder)
         assert "AITER's ASM kernels are missing from" in load().unusable_reason
         assert "build-aiter" in load().unusable_reason
@@ -335,7 +335,7 @@ class TestMissing:
     def test_a_missing_asm_kernel_makes_aiter_unusable(self, folder):
         kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd" / "MI300"
         kernels.mkdir(parents=True)
-        (folder / ADAPTER).touch()
+        (folder / ADAPTER).write_bytes(shared_library())
         build_record().write(folder)
         for number in range(5):
             expected = f"{kernels.parents[1]} has {number} of AITER's 5 ASM kernels: run `attn-"

@@ -27,6 +27,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch_tools.verify.case import spec_of
 from tests.support.aiter_cases import AITER_CASES
 from tests.support.aiter_public import assert_close, value_and_gradients
+from tests.support.fake_aiter import shared_library
 
 NEWER = Release("v0.1.15", (0, 1, 20))
 BIAS: dict[str, Any] = {"bias": np.full((4, 24, 40), 0.25, jnp.bfloat16)}
@@ -125,7 +126,7 @@ def builds(tmp_path: Path, monkeypatch) -> dict[str, Path]:
     folders = {x: tmp_path / "aiter" / x / "gfx942" for x in ("dev18", "v0.1.15")}
     for generation, folder in folders.items():
         (folder / "hsa" / "gfx942").mkdir(parents=True)
-        (folder / aiter_folder.ADAPTER).touch()
+        (folder / aiter_folder.ADAPTER).write_bytes(shared_library())
         version = {"dev18": record.wheel_version, "v0.1.15": "0.1.20"}[generation]
         replace(record, generation=generation, wheel_version=version).write(folder)
     return folders

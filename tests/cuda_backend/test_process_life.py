@@ -21,6 +21,7 @@ from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.planning_process import PLANNER
 from attn_dispatch.devices.target import parse
 from tests.support.cudnn_calls import cudnn_attributes
+from tests.support.part_of_cudnn import part_of_cudnn
 
 CUDNN = cudnn_library._locate()
 SMALL = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "seq_len_q": 128, "seq_len_kv": 128}
@@ -179,15 +180,6 @@ def test_a_child_forked_before_any_plan_can_plan():
 PARTS = ("graph", "engines_runtime_compiled", "engines_precompiled", "heuristic", "ops")
 
 
-def part_of_cudnn(folder: Path, real: str, missing: tuple[str, ...]) -> Path:
-    """Link all libraries of a cuDNN but the missing ones in `folder`; the path of its main one."""
-    folder.mkdir()
-    for file in Path(real).parent.glob("libcudnn*.so.9"):
-        if not any(file.name == f"libcudnn_{x}.so.9" for x in missing):
-            (folder / file.name).symlink_to(file)
-    return folder / "libcudnn.so.9"
-
-
 @pytest.mark.parametrize("real", [CUDNN, os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "")])
 @pytest.mark.parametrize("missing", [*((x,) for x in PARTS), PARTS], ids=lambda x: x[-1])
 def test_a_cudnn_without_some_of_its_libraries_plans_or_is_refused(
@@ -216,32 +208,6 @@ def test_a_cudnn_without_some_of_its_libraries_plans_or_is_refused(
         is_planned = message.isdigit() or message.startswith("unsupported: ")
         is_library_failure = message.startswith("library: ") and "SUBLIBRARY" in message
         assert is_planned or is_library_failure, message
-
-
-@pytest.mark.parametrize("part", ["", "_graph", "_engines_runtime_compiled", "_ops"])
-def test_a_cudnn_with_a_truncated_library_is_refused(tmp_path: Path, part: str):
-    """Reading past the end of the file would end the process with SIGBUS."""
-    # The folder's name has characters that a glob pattern would interpret.
-    cudnn = part_of_cudnn(tmp_path / "[cudnn]*", CUDNN, ())
-    cut = cudnn.parent / f"libcudnn{part}.so.9"
-    bytes_kept = cut.stat().st_size // 2
-    with cut.resolve().open("rb") as whole:
-        start = whole.read(bytes_kept)
-    cut.unlink()
-    cut.write_bytes(start)
-    done = run("load()", cudnn)
-    assert f"{cut} is cut off: it has {bytes_kept} bytes, and segment" in done.stderr
-
-
-@pytest.mark.parametrize("part", ["", "_ops"])
-def test_a_pipe_in_place_of_a_library_is_refused(tmp_path: Path, part: str):
-    """The loader would wait forever for a process to write to the pipe."""
-    cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
-    pipe = cudnn.parent / f"libcudnn{part}.so.9"
-    pipe.unlink()
-    os.mkfifo(pipe)
-    done = run("load()", cudnn)
-    assert f"CudnnError: cuDNN could not be loaded: {pipe} is not a file" in done.stderr
 
 
 def test_a_partial_download_beside_cudnn_is_ignored(tmp_path: Path):

@@ -14,6 +14,7 @@ from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch_tools import cli
 from tests.support.backend import needs_cudnn, needs_no_driver
 from tests.support.compiled import library, needs_compiler
+from tests.support.part_of_cudnn import part_of_cudnn
 
 SONAME = "libcudnn.so.9"
 VERSION = 'extern "C" unsigned long cudnnGetVersion() {{ return {}; }}'
@@ -133,6 +134,61 @@ print(library._locate())
         env=os.environ | {"LD_LIBRARY_PATH": str(first), "ATTN_DISPATCH_CUDNN": ""},
     )  # fmt: skip
     assert done.stdout == f"{second / SONAME}\n", done.stderr
+
+
+@needs_no_driver
+@needs_cudnn
+@pytest.mark.parametrize(
+    "part, is_named",
+    [("", True), ("_graph", True), ("_engines_runtime_compiled", True), ("_ops", True),
+     ("_graph", False)],
+)  # fmt: skip
+def test_a_cudnn_with_a_truncated_part_is_refused(
+    fresh_search, monkeypatch, tmp_path, part, is_named
+):
+    """Reading past the end of the file would end the planning process with SIGBUS."""
+    real = cudnn_library._locate()
+    # The folder's name has characters that a glob pattern would interpret.
+    cudnn = part_of_cudnn(tmp_path / "[cudnn]*", real)
+    cut = cudnn.parent / f"libcudnn{part}.so.9"
+    with cut.open("rb") as whole:
+        start = whole.read(bytes_kept := cut.stat().st_size // 2)
+    cut.unlink()
+    cut.write_bytes(start)
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(cudnn))
+    if not is_named:  # the loader finds it
+        monkeypatch.setenv("ATTN_DISPATCH_CUDNN", "")
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(cudnn.parent))
+        monkeypatch.setattr(cudnn_library, "_locate", lambda: SONAME)
+    reason = cudnn_library.find().unusable_reason
+    assert reason.startswith(f"cuDNN could not be loaded: {cut} is cut off: it has {bytes_kept} by")
+    monkeypatch.undo()
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)
+    assert cudnn_library.find().is_usable
+
+
+@needs_no_driver
+@needs_cudnn
+@pytest.mark.parametrize("part", ["", "_ops"])
+def test_a_pipe_in_place_of_a_library_is_refused(fresh_search, monkeypatch, tmp_path, part):
+    """The loader would wait forever for a process to write to the pipe."""
+    cudnn = part_of_cudnn(tmp_path / "cudnn", cudnn_library._locate())
+    pipe = cudnn.parent / f"libcudnn{part}.so.9"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(cudnn))
+    reason = cudnn_library.find().unusable_reason
+    assert reason == f"cuDNN could not be loaded: {pipe} is not a file"
+
+
+@needs_cudnn
+def test_another_users_cudnn_is_not_loaded_by_name(fresh_search, monkeypatch, tmp_path):
+    real = Path(cudnn_library._locate())
+    cudnn = tmp_path / SONAME
+    cudnn.write_bytes(real.read_bytes())
+    cudnn.chmod(0o666)
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(cudnn))
+    assert f"{cudnn} can be written by other users" in cudnn_library.find().unusable_reason
 
 
 ODD_FOLDERS = [

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from attn_dispatch_tools.build_fa4 import environment
 from attn_dispatch_tools.build_fa4.sets import SETS
 from tests.support import fa4_stand_in
 from tests.support.fa4_emulated import Emulated, emulated
+from tests.support.fake_aiter import shared_library
 from tests.support.repository import environment as child_environment
 
 
@@ -154,6 +157,17 @@ def test_a_failure_is_not_remembered_but_a_success_is(fa4, monkeypatch, tmp_path
         assert compiled.find().is_usable
     finally:
         compiled._load.cache_clear()
+
+
+def test_only_what_a_wheel_brought_may_be_another_users(monkeypatch, tmp_path):
+    """What the environment or the user's folder has is judged; `_cuda` beside a wheel's is not."""
+    (path := tmp_path / folder.LIBRARY).write_bytes(shared_library())
+    path.chmod(0o666)
+    facts = {"path": str(path), "versions": "", "sets": []}
+    backend: Any = SimpleNamespace(load_fa4=lambda path: facts)
+    assert "can be written by other users" in compiled.load(backend, path).unusable_reason
+    monkeypatch.setattr(folder, "_in_package", lambda: (path,))
+    assert compiled.load(backend, path).is_usable
 
 
 def _library(path: Path, source: str) -> Path:

@@ -33,7 +33,6 @@ CUDA_BACKEND = ROOT / "cuda_backend"
 SOURCES = (
     *sorted((CUDA_BACKEND / "fa4").glob("*.cc")),
     CUDA_BACKEND / "library.cc",
-    CUDA_BACKEND / "elf_file.cc",
     HERE / "module.cc",
 )
 _REAL = os.environ.get("ATTN_DISPATCH_TEST_FA4", "")

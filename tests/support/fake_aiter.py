@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import struct
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from attn_dispatch.aiter.folder import WHEEL_VERSION
+from attn_dispatch.devices import code_files
 from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 
 needs_ninja = pytest.mark.skipif(
@@ -65,6 +67,13 @@ def code_object(arch: str) -> bytes:
     """The file of an ASM kernel, without a kernel: the header of its ELF and no sections."""
     flags = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F}[arch]
     return struct.pack("<5s13xH20xQI6xHH2x", b"\x7fELF\x02", 224, 64, flags, 0, 0)
+
+
+def shared_library(machine: int | None = None) -> bytes:
+    """The header of a library for this computer, or for another ELF machine, and nothing else."""
+    numbers = {name: number for number, name in code_files._MACHINES.items()}
+    machine = numbers[platform.machine()] if machine is None else machine
+    return code_files._HEADER.pack(b"\x7fELF", b"\x02\x01", machine, 0, 0, 0)
 
 
 def make_wheel(folder: Path, version: str = WHEEL_VERSION) -> None:

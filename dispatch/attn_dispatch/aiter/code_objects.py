@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.devices import code_files
 
 _HEADER = struct.Struct("<5s13xH20xQI6xHH2x")
 """Magic and class, machine, place of the section headers, flags, their size and number."""
@@ -39,10 +40,12 @@ def problem(folder: Path, arch: str, expected: int) -> str:
 def _problem(path: Path, arch: str) -> str:
     try:
         with path.open("rb") as file:
-            size, start = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
+            facts, start = os.fstat(file.fileno()), file.read(_HEADER.size)
     except OSError as error:
         return error.strerror or str(error)
-    if not size:
+    if untrusted := code_files.untrusted(facts):
+        return untrusted
+    if not facts.st_size:
         return "empty"
     if len(start) < _HEADER.size:
         return "cut off"
@@ -51,4 +54,4 @@ def _problem(path: Path, arch: str) -> str:
         return "no code object of an AMD GPU"
     if (made_for := _ARCHS.get(flags & 0xFF, "another architecture")) != arch:
         return f"for {made_for}"
-    return "cut off" if size < sections + section_size * number else ""
+    return "cut off" if facts.st_size < sections + section_size * number else ""

@@ -10,7 +10,7 @@ from types import ModuleType
 from attn_dispatch.aiter import code_objects
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import GENERATIONS, Release
-from attn_dispatch.devices import native_libraries
+from attn_dispatch.devices import code_files, native_libraries
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ def load(backend: ModuleType, arch: str, release: Release | None = None) -> Aite
     if not os.path.isfile(path):  # opening a pipe would wait
         missing = f"AITER's library is missing, or no file: {path}; {remedy}"
         return AiterLibrary(None, str(path), missing)
+    problems = (
+        code_files.library_problem(folder / x, is_named=True) for x in aiter_folder.libraries(arch)
+    )
+    if problem := next(filter(None, problems), ""):
+        return AiterLibrary(None, str(path), f"AITER's library {problem}; {remedy}")
     kernels = aiter_folder.asm_folder(folder, arch)
     if not os.path.isdir(kernels):  # also False for a folder without permission
         missing = f"AITER's ASM kernels are missing from {kernels}: {remedy}"

@@ -11,13 +11,17 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_dispatch.cudnn.planning_process import PlanningProcess
-from attn_dispatch.devices import native_libraries
+from attn_dispatch.devices import code_files, native_libraries
 from attn_dispatch.devices.device import Device
 
 SONAME = "libcudnn.so.9"
+VARIABLE = "ATTN_DISPATCH_CUDNN"
+"""The environment variable that names the library."""
 
 _FILE = re.compile(rb"libcudnn\.so\.9(\.[0-9]+)*")
 """File names of cuDNN: the soname may be a link to a file with the full version."""
+_PART = re.compile(r"libcudnn\w*\.so\.9(\.[0-9]+)*")
+"""File names of the libraries of which cuDNN consists, which libcudnn.so.9 opens on first use."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +107,23 @@ def _load() -> CudnnLibrary:
     name = _locate()
     try:
         backend = native if native.has_driver() else _planning_process(native)
+        file = backend.cudnn_file(name)
+        if file and (problem := _problem(file)):
+            unusable = f"cuDNN could not be loaded: {problem}"
+            raise _NotLoaded(CudnnLibrary(None, 0, name, unusable))
         version = backend.load_cudnn(name)
         return CudnnLibrary(backend, version, backend.cudnn_path())
     except native.CudnnError as error:
         missing = Missing("cuDNN is not installed", _install_cudnn()) if name == SONAME else None
         raise _NotLoaded(CudnnLibrary(None, 0, name, str(error), missing)) from error
+
+
+def _problem(file: str) -> str:
+    """Why cuDNN must not be loaded from this file, or a part of it from beside it; "" if it may."""
+    is_named = bool(os.environ.get(VARIABLE))
+    parts = sorted(x for x in Path(file).parent.glob("libcudnn*.so.9*") if _PART.fullmatch(x.name))
+    problems = (code_files.library_problem(x, is_named=is_named) for x in (file, *parts))
+    return next(filter(None, problems), "")
 
 
 def _without(native: native_libraries.NotBuilt) -> Missing:
@@ -134,7 +150,7 @@ def _planning_process(native: ModuleType) -> PlanningProcess:
 
 def _locate() -> str:
     """The path to load cuDNN from, found in the order of JAX's own plugin."""
-    if chosen := os.environ.get("ATTN_DISPATCH_CUDNN"):
+    if chosen := os.environ.get(VARIABLE):
         return chosen
     if loaded := _loaded_already():
         return loaded

@@ -19,8 +19,9 @@ from types import ModuleType
 
 from attn_dispatch.cudnn.call import Attributes
 from attn_dispatch.cudnn.planning_process import PlanningProcess
+from attn_dispatch.devices import code_files
 from attn_dispatch.files import writing
-from attn_dispatch.settings import TRUST_PLANS, cache_path, flag
+from attn_dispatch.settings import cache_path
 
 FOLDER = "ATTN_DISPATCH_PLANS"
 """The environment variable that names the folder; "off" saves no plans."""
@@ -96,8 +97,10 @@ def _read(file: Path) -> str | None:
     """The plan in the file; None if the file is missing, damaged or not to be trusted."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
-            if reason := _why_not_trusted(os.fstat(opened.fileno())):
-                _log.debug("%s: planned anew: %s", file, reason)
+            facts = os.fstat(opened.fileno())
+            is_file = stat.S_ISREG(facts.st_mode)
+            if reason := code_files.untrusted(facts) if is_file else "is no file":
+                _log.debug("%s: planned anew: it %s", file, reason)
                 return None
             checksum, _, line = opened.read(_LARGEST).partition(b"\n")
         if checksum != _checksum(line):
@@ -111,18 +114,6 @@ def _read(file: Path) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         _log.debug("%s: planned anew: %s", file, error)
         return None
-
-
-def _why_not_trusted(found: os.stat_result) -> str:
-    if not stat.S_ISREG(found.st_mode):
-        return "it is no file"
-    if flag(TRUST_PLANS):
-        return ""
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"user {found.st_uid} wrote it ({TRUST_PLANS}=1 reads it)"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"other users may write to it ({TRUST_PLANS}=1 reads it)"
-    return ""
 
 
 def _write(file: Path, line: str) -> None:

@@ -54,6 +54,11 @@ class PlanningProcess:
         self._times_silent = 0
         _ALL.add(self)
 
+    def cudnn_file(self, name: str) -> str:
+        """`_cuda.cudnn_file`"""
+        with self._lock:
+            return self._ask("cudnn_file", name)
+
     def load_cudnn(self, path: str) -> int:
         """`_cuda.load_cudnn`, with stand-ins for missing libraries allowed."""
         with self._lock:

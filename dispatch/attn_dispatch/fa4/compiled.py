@@ -11,7 +11,7 @@ from types import ModuleType
 
 import jax
 
-from attn_dispatch.devices import clear_rows, native_libraries
+from attn_dispatch.devices import clear_rows, code_files, native_libraries
 from attn_dispatch.fa4 import folder
 
 FORWARD_TARGET = "attn_dispatch_fa4_forward"
@@ -170,6 +170,9 @@ def load(backend: ModuleType, path: Path) -> CompiledLibrary:
     if not os.path.isfile(path):
         why = f"FlashAttention-4's kernels are not compiled: {_REMEDY} (there is no file {path})"
         return _unusable(path, why)
+    is_named = not folder.is_in_package(path)
+    if problem := code_files.library_problem(path, is_named=is_named):
+        return _unusable(path, f"FlashAttention-4's kernels: {problem}; {_AGAIN}")
     try:
         facts = backend.load_fa4(path)
     except RuntimeError as error:

@@ -39,6 +39,11 @@ def no_file(path: Path) -> str:
     return "a folder" if os.path.isdir(path) else "a pipe or device"
 
 
+def is_in_package(path: Path) -> bool:
+    """Whether this is the file that came in the wheel."""
+    return path in _in_package()
+
+
 def _chosen() -> Path | None:
     chosen = os.environ.get(VARIABLE)
     # Path.expanduser raises where there is no such user.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 
+from attn_dispatch.devices import code_files
 from attn_dispatch.devices.native_libraries import cuda_majors
 from attn_dispatch.devices.packages import package_reason, version_of
 from attn_dispatch.flash.generations import ALL, Generation
@@ -63,7 +64,10 @@ def register(generation: Generation) -> None:
 @lru_cache
 def _loaded(generation: Generation) -> ctypes.CDLL:
     """The loaded library. It is cached, but a failure is not: memory may be free later."""
-    return ctypes.CDLL(str(_folder() / generation.library))
+    path = _folder() / generation.library
+    if problem := code_files.library_problem(path, is_named=False):
+        raise OSError(problem)
+    return ctypes.CDLL(str(path))
 
 
 def _folder() -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.folder import GENERATION, AiterBuild
+from attn_dispatch.devices import code_files
 from attn_dispatch_tools.build_aiter.generate import Filters
 from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 from attn_dispatch_tools.build_aiter.wheel import Wheel
@@ -80,4 +81,5 @@ def _replace(source: Path, target: Path) -> None:
     """Replace a file by renaming, so that a process with the old file open is not disturbed."""
     draft = target.with_name(f"{target.name}.draft")
     shutil.copyfile(source, draft)
+    code_files.deny_others(draft)
     draft.replace(target)

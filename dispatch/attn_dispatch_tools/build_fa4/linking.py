@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from attn_dispatch.devices import code_files
 from attn_dispatch.fa4 import folder as fa4_folder
 from attn_dispatch_tools.build_fa4 import contents, environment
 from attn_dispatch_tools.build_fa4.compiling import Compiled
@@ -50,6 +51,7 @@ def link(sets: Sequence[Compiled], target: Path) -> None:
             "-Xlinker", "--version-script", "-Xlinker", work / "exports.map",
         ]  # fmt: skip
         run(command, what=f"linking {target.name}", seconds=_LINK_SECONDS)
+        code_files.deny_others(draft)
         draft.replace(target)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import DEV18, Release
+from attn_dispatch.devices import code_files
 from attn_dispatch.devices.aiter_versions import NEWEST, OLDEST
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.build_aiter import asm_tables, checkout, command, toolchain
@@ -171,9 +173,13 @@ def test_the_command_builds_one_library(
     out = tmp_path / "out"
     write(aiter, SOURCES_V0_1_17)
     words = ("--arch", "gfx942", "--aiter", str(aiter), "--aiter-version", "0.1.17")
+    before = os.umask(0o002)  # as some systems have it for users
     _run(*words, "--out", str(out))
+    os.umask(before)
     folder = out / "gfx942"
     assert (folder / aiter_folder.ADAPTER).read_text() == "built"
+    installed = [folder / aiter_folder.ADAPTER, *folder.glob("hsa/**/*.co")]
+    assert [x for x in installed if code_files.untrusted(x.stat())] == [] != installed[1:]
     record = aiter_folder.read(folder)
     assert record is not None and not record.compile_check_only
     assert (record.generation, record.wheel_version, record.asm_kernels) == (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from attn_dispatch.devices import code_files
 from attn_dispatch_tools.build_fa4 import compiling, environment, linking, processes, score_mods
 from attn_dispatch_tools.build_fa4.compiling import Compiled
 from attn_dispatch_tools.build_fa4.errors import BuildError
@@ -219,8 +220,11 @@ def test_the_library_exports_one_function_and_needs_nothing_of_cuda(both, tmp_pa
     monkeypatch.setenv("CC", str(fa4_stand_in.linker(tmp_path)))
     library = tmp_path / "a folder, 2" / "library.so"
     library.parent.mkdir()
+    before = os.umask(0o002)  # as some systems have it for users
     linking.link(both, library)
+    os.umask(before)
     assert exported(library) == ["attn_dispatch_fa4_library"]
+    assert code_files.library_problem(library, is_named=True) == ""
     assert not re.search(r"cuda|cutlass|stdc\+\+", _output("readelf", "-dW", str(library)))
 
 

@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_the_earlier_report(tmp_path, monkeypatch):
         ("ATTN_DISPATCH_FALLBACK", "x"),
         ("ATTN_DISPATCH_TUNING", "x"),
         ("ATTN_DISPATCH_CHECK", "yes"),
-        ("ATTN_DISPATCH_TRUST_PLANS", "true"),
+        ("ATTN_DISPATCH_TRUST_FILES", "true"),
         ("ATTN_DISPATCH_POISON", "2"),
     ],
 )
