@@ -1,4 +1,5 @@
-// What both Python modules need: text that may hold file names, and capsules of handlers.
+// What both Python modules need: their entry, text that may hold file names, and capsules of
+// handlers.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -30,6 +31,13 @@ inline void raise_if_error(const Status& status) {
   throw pybind11::error_already_set();
 }
 
+// JAX and the vendors' libraries belong to the process, not to one of its interpreters.
+inline bool is_main_interpreter() { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
+
+inline constexpr char kMainInterpreterAlone[] =
+    "expected to be imported by the main interpreter, got a subinterpreter; use a thread, or a "
+    "process of its own";
+
 inline std::map<std::string, pybind11::capsule> capsules(
     const std::map<std::string, void*>& addresses) {
   std::map<std::string, pybind11::capsule> result;
@@ -38,3 +46,23 @@ inline std::map<std::string, pybind11::capsule> capsules(
 }
 
 }  // namespace attn_dispatch
+
+// PYBIND11_MODULE, which the main interpreter alone can import. Up to CPython 3.12 a subinterpreter
+// calls the entry, and pybind11 would wait there for ever for the lock that the caller holds. Later
+// ones call the entry in the main interpreter, and the rest in the subinterpreter.
+#define ATTN_PYTHON_MODULE(name, variable) ATTN_NAMED_PYTHON_MODULE(name, variable)
+#define ATTN_NAMED_PYTHON_MODULE(name, variable)                                \
+  static void name##_functions(pybind11::module_& variable);                    \
+  PYBIND11_PLUGIN_DECL(name##_in_main)                                          \
+  PYBIND11_PLUGIN_IMPL(name) {                                                  \
+    if (attn_dispatch::is_main_interpreter()) return PyInit_##name##_in_main(); \
+    PyErr_SetString(PyExc_ImportError, attn_dispatch::kMainInterpreterAlone);   \
+    return nullptr;                                                             \
+  }                                                                             \
+  PYBIND11_MODULE(name##_in_main, module) {                                     \
+    if (!attn_dispatch::is_main_interpreter()) {                                \
+      throw pybind11::import_error(attn_dispatch::kMainInterpreterAlone);       \
+    }                                                                           \
+    name##_functions(module);                                                   \
+  }                                                                             \
+  void name##_functions(pybind11::module_& variable)

@@ -81,7 +81,7 @@ void before_exit(int64_t milliseconds) {
 
 }  // namespace
 
-PYBIND11_MODULE(_cuda, m) {
+ATTN_PYTHON_MODULE(_cuda, m) {
   m.doc() = "cuDNN fused attention: planning, and the XLA FFI handlers that run the plans.";
 
   static PyObject* error_type =

@@ -13,7 +13,7 @@ using namespace attn_dispatch;
 #define ATTN_DISPATCH_MODULE _rocm
 #endif
 
-PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
+ATTN_PYTHON_MODULE(ATTN_DISPATCH_MODULE, m) {
   m.doc() = "AITER's fused attention: the XLA FFI handlers that call it.";
   m.def(
       "load_aiter",

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import aiter_emulated
 from tests.support.emulator import build
+from tests.support.subinterpreter import import_error
 
 
 def load_error(path: str, arch: str = "gfx942", then: str = "") -> str:
@@ -44,6 +45,11 @@ def load_error(path: str, arch: str = "gfx942", then: str = "") -> str:
     command = [sys.executable, "-c", code, path, arch, then]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return done.stdout.strip()
+
+
+def test_a_subinterpreter_cannot_import_the_handlers():
+    found = import_error(aiter_emulated.NAME, aiter_emulated.library())
+    assert "got a subinterpreter" in found
 
 
 def test_a_library_that_does_not_exist_is_an_error():

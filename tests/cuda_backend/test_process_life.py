@@ -22,6 +22,7 @@ from attn_dispatch.cudnn.planning_process import PLANNER
 from attn_dispatch.devices.target import parse
 from tests.support.cudnn_calls import cudnn_attributes
 from tests.support.part_of_cudnn import part_of_cudnn
+from tests.support.subinterpreter import import_error
 
 CUDNN = cudnn_library._locate()
 SMALL = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "seq_len_q": 128, "seq_len_kv": 128}
@@ -208,6 +209,12 @@ def test_a_cudnn_without_some_of_its_libraries_plans_or_is_refused(
         is_planned = message.isdigit() or message.startswith("unsupported: ")
         is_library_failure = message.startswith("library: ") and "SUBLIBRARY" in message
         assert is_planned or is_library_failure, message
+
+
+def test_a_subinterpreter_cannot_import_the_library():
+    """It waited for ever for the interpreter's lock, in CPython 3.11."""
+    native = importlib.import_module("attn_dispatch._cuda")
+    assert "got a subinterpreter" in import_error("_cuda", Path(str(native.__file__)))
 
 
 def test_a_partial_download_beside_cudnn_is_ignored(tmp_path: Path):
