@@ -13,6 +13,7 @@
 #include "handlers.h"
 #include "library.h"
 #include "status.h"
+#include "stream.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -98,7 +99,7 @@ XLA_FFI_DEFINE_HANDLER(kLoad, Load,
                            .Attr<bool>("invalid_is_nan"));
 XLA_FFI_DEFINE_HANDLER(kClear, Clear,
                        ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<StreamContext>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .RemainingArgs()
                            .RemainingRets()

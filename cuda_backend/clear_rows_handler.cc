@@ -12,6 +12,7 @@
 #include "handlers.h"
 #include "library.h"
 #include "status.h"
+#include "stream.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -73,13 +74,10 @@ ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::RemainingArgs args,
 XLA_FFI_DEFINE_HANDLER(
     kLoad, Load,
     ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets());
-XLA_FFI_DEFINE_HANDLER(kClear, Clear,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Ctx<ffi::DeviceOrdinal>()
-                           .RemainingArgs()
-                           .RemainingRets(),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(
+    kClear, Clear,
+    ffi::Ffi::Bind().Ctx<StreamContext>().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets(),
+    {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 

@@ -1,4 +1,6 @@
-"""The handlers of cuda_backend/fa4 under JAX on this CPU, over a fake driver.
+"""The handlers of cuda_backend/fa4, and those that clear rows, under JAX on this CPU.
+
+Below them is a fake driver.
 
 The kernels are those of fa4_stand_in.py, which compute, unless ATTN_DISPATCH_TEST_FA4 names a
 library that `attn-dispatch build-fa4` made: its kernels are launched, and nothing runs them.
@@ -21,6 +23,7 @@ import jax
 import pybind11
 import pytest
 
+from attn_dispatch.devices import clear_rows
 from attn_dispatch.fa4 import compiled, folder
 from attn_dispatch.fa4.compiled import CompiledLibrary
 from tests.support import fa4_stand_in
@@ -32,7 +35,17 @@ HERE = Path(__file__).with_name("fa4_emulator")
 CUDA_BACKEND = ROOT / "cuda_backend"
 SOURCES = (
     *sorted((CUDA_BACKEND / "fa4").glob("*.cc")),
-    CUDA_BACKEND / "library.cc",
+    *(
+        CUDA_BACKEND / f"{x}.cc"
+        for x in (
+            "library",
+            "ptx_kernel",
+            "clear_rows",
+            "clear_rows_handler",
+            "clear_ends",
+            "clear_ends_handler",
+        )
+    ),
     HERE / "module.cc",
 )
 _REAL = os.environ.get("ATTN_DISPATCH_TEST_FA4", "")
@@ -46,7 +59,9 @@ class FakeDriver:
     def __init__(self) -> None:
         path = build.build(
             "libattn_fake_driver", [HERE / "fake_driver.cc"],
-            flags=["-Wl,-soname,libattn_fake_driver.so", "-fvisibility=default"],
+            flags=[
+                f"-I{CUDA_BACKEND}", "-Wl,-soname,libattn_fake_driver.so", "-fvisibility=default",
+            ],
         )  # fmt: skip
         self._library = ctypes.CDLL(str(path))
         self._library.fake_log.restype = ctypes.c_char_p
@@ -79,6 +94,8 @@ def emulated() -> Emulated:
     assert library.is_usable, library.unusable_reason
     jax.devices("cpu")  # the types of states can be registered only once there is a platform
     compiled.register_handlers(handlers, "cpu")
+    assert handlers.has_driver()  # XLA's CPU platform runs no handlers that initialize
+    clear_rows.register_handlers(handlers, "cpu")
     return Emulated(handlers, driver, library)
 
 

@@ -114,8 +114,13 @@ def _ends_cleared_by_xla(
 def register() -> None:
     """Register the custom calls with XLA, if the CUDA library is installed."""
     if (native := _native()) is not None:
-        jax.ffi.register_ffi_target(TARGET, native.clear_rows_handlers(), platform="CUDA")
-        jax.ffi.register_ffi_target(ENDS_TARGET, native.clear_ends_handlers(), platform="CUDA")
+        register_handlers(native, "CUDA")
+
+
+def register_handlers(native: ModuleType, platform: str) -> None:
+    """Register the handlers of a `_cuda` module as custom calls of this XLA platform."""
+    jax.ffi.register_ffi_target(TARGET, native.clear_rows_handlers(), platform=platform)
+    jax.ffi.register_ffi_target(ENDS_TARGET, native.clear_ends_handlers(), platform=platform)
 
 
 @lru_cache(maxsize=1)

@@ -1,12 +1,20 @@
-// A CUDA driver that runs nothing: it writes down what is loaded and launched, and its device
-// memory is the host's. The handlers' module opens it in place of the real one (module.cc).
+// A CUDA driver that writes down what is loaded and launched, and runs no kernels but those that
+// clear rows, as their comments say. Its device memory is the host's. The handlers' module opens it
+// in place of the real one (module.cc).
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <string>
 
+#include "clear_ends.h"
+#include "clear_rows.h"
+
 namespace {
+
+using attn_dispatch::EndsToClear;
+using attn_dispatch::FlaggedRows;
 
 std::string log_text;
 std::map<std::uintptr_t, std::string> kernels;
@@ -40,6 +48,30 @@ struct Config {  // CUlaunchConfig
   const Attribute* attributes;
   uint32_t count;
 };
+
+// clear_rows.cc
+void clear(const FlaggedRows& array, unsigned blocks) {
+  constexpr int64_t kBlockRows = 32;
+  for (int64_t row = 0; row < std::min(array.count, blocks * kBlockRows); ++row) {
+    const auto flag = static_cast<const uint8_t*>(array.flags)[row];
+    if (flag == 1) continue;
+    std::memset(static_cast<char*>(array.rows) + row * array.row_bytes, flag == 0 ? 0 : 0xff,
+                array.row_bytes);
+  }
+}
+
+// clear_ends.cc
+void clear(const EndsToClear& array, unsigned) {
+  const auto* offsets = static_cast<const int32_t*>(array.offsets);
+  const int64_t begin = std::clamp<int64_t>(offsets[0], 0, array.rows);
+  const int64_t end = std::clamp<int64_t>(offsets[array.last], 0, array.rows);
+  const int64_t from = begin > 0 ? 0 : end, to = begin > 0 ? begin : array.rows;
+  for (int64_t time = 0; time < array.times; ++time) {
+    auto* words = static_cast<uint32_t*>(array.words) + time * array.rows * array.row_words;
+    std::fill(words + from * array.row_words, words + to * array.row_words,
+              begin > 0 ? array.invalid : array.padding);
+  }
+}
 
 }  // namespace
 
@@ -95,6 +127,33 @@ int cuLaunchKernelEx(const Config* config, void* kernel, void**, void**) {
        config->grid[2], config->block[0], config->shared_memory,
        kernels[reinterpret_cast<std::uintptr_t>(kernel)].c_str());
   return result_of("cuLaunchKernelEx");
+}
+
+int cuModuleLoadData(void** module, const void* code) {
+  *module = const_cast<void*>(code);
+  return result_of("cuModuleLoadData");
+}
+
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  kernels[reinterpret_cast<std::uintptr_t>(module)] = name;
+  *function = module;
+  return result_of("cuModuleGetFunction");
+}
+
+int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned, unsigned, unsigned, unsigned,
+                   unsigned, void*, void** arguments, void**) {
+  if (const int result = result_of("cuLaunchKernel")) return result;
+  const bool by_flags = kernels[reinterpret_cast<std::uintptr_t>(function)] == "clear_rows";
+  for (unsigned i = 0; i < y; ++i) {
+    if (by_flags) clear(static_cast<const FlaggedRows*>(arguments[0])[i], x);
+    if (!by_flags) clear(static_cast<const EndsToClear*>(arguments[0])[i], x);
+  }
+  return 0;
+}
+
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void*) {
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return result_of("cuMemcpyDtoDAsync");
 }
 
 int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t bytes, void*) {

@@ -12,6 +12,8 @@
 #include "fa4/module_functions.h"
 #include "fa4/tangent.h"
 #include "fa4/wide.h"
+#include "handlers.h"
+#include "library.h"
 #include "python_module.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -119,6 +121,11 @@ PYBIND11_MODULE(_fa4_emulated, m) {
   m.def("run", &attn_dispatch::run);
   m.def("tangent", &attn_dispatch::tangent);
   m.def("wide", &attn_dispatch::wide);
+  m.def("has_driver", &attn_dispatch::has_driver);
+  m.def("clear_rows_handlers",
+        [] { return attn_dispatch::capsules(attn_dispatch::clear_rows_handlers()); });
+  m.def("clear_ends_handlers",
+        [] { return attn_dispatch::capsules(attn_dispatch::clear_ends_handlers()); });
   m.def("traits", &attn_dispatch::traits_of);
   m.attr("COMMAND_BUFFERS") = uint32_t{XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE};
 }
