@@ -1,8 +1,9 @@
 """Build the C++ with sanitizers and run tests on it: `make sanitize`, or `make sanitize-quick`.
 
 AddressSanitizer and UndefinedBehaviorSanitizer cover the CUDA library in the tests that plan, the
-handlers for AMD and the emulator in their tests, both in the fuzz tests, and the handlers of
-compiled FlashAttention-4 over stand-ins for its kernels. ThreadSanitizer covers the caches,
+handlers for AMD and the emulator in their tests, both in the fuzz tests, and the handlers that
+clear rows and those of compiled FlashAttention-4 (with a mask, of wide heads, of tangents) over
+stand-ins for the driver and the kernels. ThreadSanitizer covers the caches,
 CudnnScope, and eight threads that load, plan and end (tests/cuda_backend). cuDNN and Python are not
 instrumented, and leaks are not reported: CPython keeps what it allocates at import.
 
@@ -85,9 +86,10 @@ ROCM = Tests(
     ("rocm_backend/test_emulator.py", "aiter/test_public.py", "aiter/test_lowering.py"),
 )  # fmt: skip
 FA4 = Tests(
-    "FlashAttention-4 handlers",
-    ("cuda_backend/test_fa4_*.py", "fa4/test_interval_calls.py"),
+    "FlashAttention-4's handlers and clearing",
     (),
+    ("cuda_backend/test_clear_handlers.py", "cuda_backend/test_fa4_*.py", "fa4/test_*_calls.py",
+     "fa4/test_compiled.py"),
 )  # fmt: skip
 
 
@@ -142,7 +144,7 @@ def cuda_tests(*, quick: bool) -> Iterable[Outcome]:
 def emulated_tests(*, quick: bool) -> Iterable[Outcome]:
     flags = " ".join([*COMMON, *ADDRESS])
     yield pytest(ROCM, quick=quick, ATTN_DISPATCH_TEST_SANITIZE=flags)
-    if not quick:  # no call uses these handlers yet
+    if not quick:  # CI has no minutes for another build
         yield pytest(FA4, quick=quick, ATTN_DISPATCH_TEST_SANITIZE=flags)
 
 
