@@ -18,6 +18,7 @@ from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET
 from tests.support import fa4_arrays
 from tests.support.fa4_arrays import Pass
 from tests.support.fa4_emulated import Emulated, emulated, needs_computing_kernels
+from tests.support.fake_aiter import shared_library
 
 SET, UNLOADED = "sm90_d64_bfloat16", "sm90_d64_float16"
 LATE = "sm90_d192_128_bfloat16"
@@ -308,6 +309,6 @@ def test_calls_of_one_program_have_a_state_each(fa4):
 def test_a_second_library_is_not_loaded(fa4, tmp_path):
     """The first success is final."""
     other = tmp_path / "other.so"
-    other.write_bytes(b"no library")
+    other.write_bytes(shared_library())
     again = compiled.load(fa4.module, other)
     assert again.path == fa4.library.path and again.sets == fa4.library.sets
