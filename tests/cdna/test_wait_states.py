@@ -15,7 +15,7 @@ from tests.support.cdna.decoder import decode, mnemonic
 from tests.support.cdna.disassembler import Line
 from tests.support.cdna.listings import listing, machine
 from tests.support.cdna.wait_states import KNOWN, RULES, STATES_OF_BRANCH, TooSoon, too_soon
-from tests.support.extent import EVERY_SIZE
+from tests.support.extent import sample
 
 SOURCE = Path(wait_states.__file__).with_suffix(".cl")
 CLANG = "clang-22"
@@ -180,7 +180,7 @@ def test_wait_states_in_aiters_kernels(generation: str, arch: str):
     if missing := generations.missing(generation):
         pytest.skip(missing)
     ops = machine().ops
-    for path in generations.code_objects(generation, arch)[:: 1 if EVERY_SIZE else 9]:
+    for path in sample(generations.code_objects(generation, arch), 9):
         _, code = machine().load(path)
         for x in too_soon(code, ops, arch, states_of_branch=STATES_OF_BRANCH):
             assert x.states >= KNOWN[arch].get(x.rule, x.wanted), (path, x)

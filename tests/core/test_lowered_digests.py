@@ -12,11 +12,11 @@ import pytest
 from attn_dispatch_tools.verify.cases import CASES
 from tests.scripts.sameness import TARGETS, digest, digests_file, lowered_case, read_digests
 from tests.support.backend import needs_cudnn
-from tests.support.extent import EVERY_SIZE
+from tests.support.extent import sample
 
 OLDEST = "0.10.2"
 # One in sixty takes 20 seconds; every case takes a quarter of an hour.
-SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY_SIZE else 60]
+SAMPLE = sample([x for x in CASES if x.transform != "eager"], 60)
 
 
 @pytest.fixture(scope="module")

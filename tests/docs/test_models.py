@@ -14,7 +14,7 @@ from attn_dispatch_tools.verify.cases import BY_NAME
 from attn_dispatch_tools.verify.each_rewrite import calls_of
 from tests.scripts.models_table import DOCUMENT, SHOWN, arguments_list, row, runs
 from tests.support.backend import needs_cudnn
-from tests.support.extent import EVERY_SIZE
+from tests.support.extent import sample
 from tests.support.model_calls import MODEL_CALLS, ModelCall
 from tests.support.rewrite_cases import REWRITE_CASES
 
@@ -23,7 +23,7 @@ NUMBERS = [x[1] for x in re.finditer(r"^\d+\. (.*) \([\w, ]+\)$", PAGE, re.MULTI
 """The rewrites of model calls, in the order of their numbers on the page."""
 
 # cuDNN plans a call in a second or two, so that one in four is planned here.
-PLANNED = MODEL_CALLS[:: 1 if EVERY_SIZE else 4]
+PLANNED = sample(MODEL_CALLS, 4)
 TARGETS = (("aiter", "gfx942"), ("cudnn", "sm90"), ("cudnn", "sm80"))
 
 

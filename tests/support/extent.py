@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+Case = TypeVar("Case")
 
 EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
 """Whether cuDNN plans every call."""
 EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
 """Whether every case runs, at every size."""
+
+
+def sample(cases: Sequence[Case], one_in: int) -> Sequence[Case]:
+    """One in so many of the cases, from the first on; in `make soak` all of them."""
+    return cases[:: 1 if EVERY_SIZE else one_in]
 
 
 def number_of_draws(usual: int, most: int | None = None) -> int:
