@@ -24,6 +24,7 @@ import jax
 import platformdirs
 
 from attn_dispatch.choices import check_choice
+from attn_dispatch.environment import TRUST_FILES, flag, variable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,9 +37,6 @@ AITER_ASM = "ATTN_DISPATCH_AITER_ASM"
 
 FINITE_PADDING = "ATTN_DISPATCH_FINITE_PADDING"
 """The environment variable of `finite_padding`."""
-
-TRUST_FILES = "ATTN_DISPATCH_TRUST_FILES"
-"""The environment variable that allows, with 1, plans and libraries that another user wrote."""
 
 POISON = "ATTN_DISPATCH_POISON"
 """The environment variable that fills results with NaN before each kernel runs, with 1. The C++
@@ -157,41 +155,24 @@ def _from_environment() -> Settings:
         flag(name)
     return Settings(
         targets,
-        _checked_policy(*_variable("ATTN_DISPATCH_FALLBACK", "warn")),
-        _checked_dropout(*_variable("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
+        _checked_policy(*variable("ATTN_DISPATCH_FALLBACK", "warn")),
+        _checked_dropout(*variable("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
         flag("ATTN_DISPATCH_CHECK"),
         flag("ATTN_DISPATCH_REWRITES", "1"),
         aiter_asm=flag(AITER_ASM, "1"),
         tuning_seconds=_tuning_seconds(),
         scratch_limit=_checked_scratch(os.environ.get(SCRATCH_LIMIT) or None, SCRATCH_LIMIT),
         finite_padding=flag(FINITE_PADDING),
-        context_parallel=_checked_context(*_variable(CONTEXT_PARALLEL, "auto")),
+        context_parallel=_checked_context(*variable(CONTEXT_PARALLEL, "auto")),
     )
 
 
 def _tuning_seconds() -> float | None:
-    text, name = _variable(TUNING, "")
+    text, name = variable(TUNING, "")
     try:
         return checked_seconds(float(text), name) if text.lower() not in ("", "0", OFF) else None
     except ValueError:
         raise ValueError(f"{name}: expected a positive number of seconds, got {text!r}") from None
-
-
-def _variable(name: str, default: str) -> tuple[str, str]:
-    """An environment variable's value, `default` if it is empty or not set; and its name."""
-    return os.environ.get(name) or default, name
-
-
-def flag(name: str, default: str = "0") -> bool:
-    """Whether an environment variable is 1.
-
-    Raises:
-      ValueError: it is neither 0 nor 1.
-    """
-    value, _ = _variable(name, default)
-    if value not in ("0", "1"):
-        raise ValueError(f"{name}: expected 0 or 1, got {value!r}")
-    return value == "1"
 
 
 def _checked_policy(policy: object, name: str = "fallback") -> FallbackPolicy:

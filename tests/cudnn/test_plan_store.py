@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attn_dispatch import settings
+from attn_dispatch import environment, settings
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.target import parse
@@ -208,11 +208,11 @@ def test_other_users_plans_are_read_only_if_trusted(folder, monkeypatch):
     others = os.stat_result((found.st_mode, *found[1:4], 54321, *found[5:10]))
     monkeypatch.setattr(os, "fstat", lambda descriptor: others)
     assert builds() == 1
-    monkeypatch.setenv(settings.TRUST_FILES, "0")
+    monkeypatch.setenv(environment.TRUST_FILES, "0")
     assert builds() == 1
-    monkeypatch.setenv(settings.TRUST_FILES, "1")
+    monkeypatch.setenv(environment.TRUST_FILES, "1")
     assert builds() == 0
-    monkeypatch.setenv(settings.TRUST_FILES, "yes")
+    monkeypatch.setenv(environment.TRUST_FILES, "yes")
     with pytest.raises(ValueError, match="ATTN_DISPATCH_TRUST_FILES: expected 0 or 1, got 'yes'"):
         builds()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch import settings
+from attn_dispatch import environment
 from attn_dispatch.devices import code_files
 from tests.support.backend import needs_cudnn
 from tests.support.compiled import library, needs_compiler
@@ -79,9 +79,9 @@ def test_only_a_named_library_must_be_ours(tmp_path, whole, monkeypatch):
     others = os.stat_result((found.st_mode, *found[1:4], 54321, *found[5:10]))
     monkeypatch.setattr(os, "fstat", lambda opened: others)
     assert code_files.library_problem(path, is_named=False) == ""
-    message = f"{path} belongs to user 54321 ({settings.TRUST_FILES}=1 trusts it)"
+    message = f"{path} belongs to user 54321 ({environment.TRUST_FILES}=1 trusts it)"
     assert code_files.library_problem(path, is_named=True) == message
-    monkeypatch.setenv(settings.TRUST_FILES, "1")
+    monkeypatch.setenv(environment.TRUST_FILES, "1")
     assert code_files.library_problem(path, is_named=True) == ""
 
 

@@ -45,7 +45,7 @@ LAYERS = {
         ("call",),
         ("programs",),
         ("console", "reason", "settings", "text", "typed_jax", "warning", "_version"),
-        ("choices", "files"),
+        ("choices", "environment", "files"),
     ),
     TOOLS: (
         ("__init__", "__main__", "cli"),

@@ -12,7 +12,7 @@ import stat
 import struct
 from pathlib import Path
 
-from attn_dispatch.settings import TRUST_FILES, flag
+from attn_dispatch.environment import TRUST_FILES, flag
 
 _HEADER = struct.Struct("<4s2s12xH12xQ14xHH6x")
 """Of an ELF file: magic, class and byte order, machine, place of the table of segments, bytes of

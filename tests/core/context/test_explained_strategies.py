@@ -101,7 +101,7 @@ def test_models_on_amd_gpus(device: str, heads: int, kv_heads: int, part, strate
     assert words[strategy] in text
     for verdicts in (found.forward, found.backward):
         (chosen,) = [x for x in verdicts if x.is_eligible and x.implementation != "xla"]
-        assert chosen.implementation == "aiter" and "asm v3 bf16" in str(chosen)
+        assert chosen.implementation == "aiter" and "asm v3 bf16" in str(chosen.plan)
     (cost,) = [x for x in present(share).strategies if x.strategy == strategy]
     assert present(cost.forward).sent == sent
     assert in_units(sent) in str(found)
