@@ -28,6 +28,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 NAMES = [str(x.relative_to(ROOT)) for x in PAGES]
 # The snippets of this page need frameworks: tests/integrations runs them.
 FRAMEWORKS_PAGE = "docs/integrations.md"
+SERVING_PAGE = "docs/serving.md"
+"""tests/serving runs it."""
 
 # The comments of its print calls are what they print where cuDNN plans.
 KERNELS_PAGE = "docs/caches.md"
@@ -56,7 +58,7 @@ def fences(page: Path, *kinds: str) -> list[tuple[str, str]]:
     return [((x["before"] or "").strip(), x["code"]) for x in found if x["kind"] in kinds]
 
 
-@pytest.mark.parametrize("name", [x for x in NAMES if x != FRAMEWORKS_PAGE])
+@pytest.mark.parametrize("name", [x for x in NAMES if x not in (FRAMEWORKS_PAGE, SERVING_PAGE)])
 def test_the_snippets_of_a_page_run_in_order(name: str, monkeypatch):
     """The snippets of one page share their names."""
     monkeypatch.setattr(sys, "path", [*sys.path])
