@@ -194,8 +194,8 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
          "causal_alignment: expected one of ('top_left', 'bottom_right'), or the offset as an int "
          f"or an integer array, got {alignment!r}{hint}")
         for alignment, hint in (
-            ("", ""), (False, ""), *((x, "; did you mean 'bottom_right'?")
-                                     for x in ("bottom", "bottom-right", "lower_right")),
+            ("", ""), (False, ""), ("bottom_left", ""), ("top_right", ""), *((x, "; did you mean 'bottom_right'?")
+                                     for x in ("bottom", "botom_right", "bottom-right", "lower_right")),
         )
     ),
     ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),
@@ -207,7 +207,9 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
             ("", ""), ([], ""), (3, ""), ([None], ""), ("nothing", ""),
             ("cuddn", "; did you mean 'cudnn'?"), ("CuDNN", "; did you mean 'cudnn'?"),
             (["xla", "cuda"], "; did you mean 'cudnn'?"), ("fa3", "; did you mean 'flash'?"),
-            ("flash_attention", "; did you mean 'flash'?"),
+            ("flash_attention", "; did you mean 'flash'?"), ("ck", "; did you mean 'aiter'?"),
+            ("cudnn,xla", "; pass several as a list"),
+            ("pallas", "; no kernel in Pallas is among them: None takes the best available"),
         )
     ),
 )  # fmt: skip
