@@ -194,8 +194,9 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
          "causal_alignment: expected one of ('top_left', 'bottom_right'), or the offset as an int "
          f"or an integer array, got {alignment!r}{hint}")
         for alignment, hint in (
-            ("", ""), (False, ""), ("bottom_left", ""), ("top_right", ""), *((x, "; did you mean 'bottom_right'?")
-                                     for x in ("bottom", "botom_right", "bottom-right", "lower_right")),
+            ("", ""), (False, ""), ("bottom_left", ""), ("top_right", ""),
+            *((x, "; did you mean 'bottom_right'?")
+              for x in ("bottom", "botom_right", "bottom-right", "lower_right")),
         )
     ),
     ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),

@@ -10,6 +10,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 from attn_dispatch import settings
+from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.static_arguments import check_implementation
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import explain_specs
@@ -89,6 +90,7 @@ def explain_program(
     return ProgramExplanation(name, device, calls, others.found())
 
 
+@hints_at_foreign_names
 def assert_kernels(
     function: Callable[..., object],
     *args: object,
