@@ -86,7 +86,9 @@ def _is_bool(value: object) -> bool:
 
 def check_bool(name: str, value: object) -> bool:
     if not _is_bool(value):
-        raise ValueError(f"{name}: expected True or False, got {shown(value)}")
+        is_number = isinstance(value, int) and value in (0, 1)
+        hint = f"; pass {bool(value)}" if is_number else ""
+        raise ValueError(f"{name}: expected True or False, got {shown(value)}{hint}")
     return bool(value)
 
 

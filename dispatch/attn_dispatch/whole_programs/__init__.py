@@ -136,7 +136,11 @@ def assert_kernels(
     if not judged.calls and not judged.others:
         raise AssertionError(f"expected attention in {found.name}, got none ({_RETURN_IT})")
     if wrong := judged.not_by(allowed):
-        raise AssertionError(f"expected {allowed} for every attention, got these without:\n{wrong}")
+        remedy = select.remedy_elsewhere(allowed.names, found.device)
+        raise AssertionError(
+            f"expected {allowed} for every attention, got these without:\n{wrong}"
+            + (f"\n\nremedy: {remedy}" if remedy else "")
+        )
     if found.lacks_backward:
         warn_of_convention(
             f"assert_kernels: {found.name} differentiates attention, but has no backward pass that "
