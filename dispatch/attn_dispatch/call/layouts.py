@@ -30,7 +30,8 @@ _EQUAL = 1.0
 """Another order of the same letters is another layout: "sbhd" does not mean "bshd"."""
 
 _AXES_OF_PAGES = "'NHD' is [P, page, K, H], 'HND' is [P, K, page, H]"
-_OTHER_PAGES = dict.fromkeys(("ndh", "hdn", "dnh", "dhn"), _AXES_OF_PAGES)
+_OTHER_PAGES: dict[str, str] = dict.fromkeys(("ndh", "hdn", "dnh", "dhn"), _AXES_OF_PAGES)
+"""Orders of the axes that no pool has, and what to say of them."""
 
 _PACKED = re.compile(r"t[23]?hd", re.IGNORECASE)
 _LEAST_DIMS = 3
