@@ -157,7 +157,7 @@ def test_a_sequence_that_is_too_long_alone_is_nan(longest):
             {"max_seqlen_q": 5},
             "cu_seqlens_q: expected no sequence longer than max_seqlen_q=5, got one of 6",
         ),
-        ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1"),
+        ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1; pass True"),
     ],
 )
 def test_a_wrong_call_raises_with_what_was_expected(change, message):

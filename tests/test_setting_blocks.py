@@ -52,3 +52,9 @@ def test_blocks_and_decorators_apply_without_a_warning(name: str):
 def test_a_wrong_value_is_refused_before_the_block(name: str):
     with pytest.raises(ValueError, match="expected"):
         getattr(attn_dispatch, name)(BLOCKS[name][1])
+
+
+def test_a_strategy_along_two_axes_says_how_to_have_it():
+    hint = "; heads[+]ring takes two mesh axes: shard the heads along one .* 'ring', .* the other$"
+    with pytest.raises(ValueError, match=hint):
+        attn_dispatch.context_parallel("heads+ring")  # pyright: ignore[reportArgumentType]

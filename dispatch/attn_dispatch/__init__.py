@@ -14,6 +14,17 @@ from attn_dispatch.choices import did_you_mean
 if TYPE_CHECKING:
     from attn_dispatch.public_names import *  # noqa: F403
 else:  # a type checker would take any name for one of the package
+    _ELSEWHERE = {
+        "attention": "dot_product_attention",
+        "flashattention": "dot_product_attention",
+        "flashattnfunc": "dot_product_attention",
+        "fusedattention": "dot_product_attention",
+        "multiheadattention": "dot_product_attention",
+        "scaleddotproductattention": "dot_product_attention",
+        "flashattnvarlenfunc": "ragged_dot_product_attention",
+        "raggedattention": "ragged_dot_product_attention",
+    }
+    """By what other libraries say, without underscores, the name here."""
 
     def __getattr__(name: str) -> Any:
         is_public = not name.startswith("_") or name == "__all__"
@@ -25,7 +36,7 @@ else:  # a type checker would take any name for one of the package
             if name == "__all__" or name in public_names.__all__:
                 value = globals()[name] = getattr(public_names, name)
                 return value
-        meant = did_you_mean(name, __getattr__("__all__")) if is_public else ""
+        meant = did_you_mean(name, __getattr__("__all__"), _ELSEWHERE) if is_public else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
 
     def __dir__() -> list[str]:

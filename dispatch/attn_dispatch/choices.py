@@ -45,14 +45,18 @@ def did_you_mean(
     Args:
       given: the unknown name; for anything but a text there is no hint.
       known: the names that exist. Case, spaces, hyphens and underscores do not tell names apart.
-      others: what people also say, in lower case without those characters, and the name here.
+      others: what people also say, in lower case without those characters, and the name here, or
+        a sentence that follows "; ".
       likeness: difflib's ratio from which names count as similar; 1 for equal ones alone.
     """
     if not isinstance(given, str):
         return ""
     names = {_folded(name): name for name in known} | dict(others)
     near = difflib.get_close_matches(_folded(given), names, n=1, cutoff=likeness)
-    return f"; did you mean {names[near[0]]!r}?" if near else ""
+    if not near:
+        return ""
+    meant = names[near[0]]
+    return f"; {meant}" if " " in meant else f"; did you mean {meant!r}?"
 
 
 def _folded(name: str) -> str:

@@ -56,7 +56,11 @@ ShardedDropout = Literal["own", "same"]
 ContextParallel = Literal["auto", "heads", "gather", "ring", "halo"]
 
 _POLICIES_ELSEWHERE = {"raise": "error", "ignore": "silent", "off": "silent", "none": "silent"}
-_STRATEGIES_ELSEWHERE = {"ulysses": "heads", "alltoall": "heads", "a2a": "heads", "p2p": "ring"}
+_STRATEGIES_ELSEWHERE = {
+    "ulysses": "heads", "alltoall": "heads", "a2a": "heads", "p2p": "ring",
+    "heads+ring": "heads+ring takes two mesh axes: shard the heads along one before the call, and "
+    "name 'ring', which goes along the other",
+}  # fmt: skip
 """By what other libraries say, the name here."""
 
 ScratchLimit = int | float | Literal["off"] | None

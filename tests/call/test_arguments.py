@@ -27,6 +27,8 @@ _SCALED = ", multiplied by its scale if it has one"
 
 _REMEDY = "; for 0 and 1 pass mask != 0, and for numbers that are added to scores pass bias"
 
+_FLOATS = "; pass bfloat16, float16 or float32"
+_EACH_KEY = "; pass a value for each key (the last dim may differ)"
 _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     # query, key, value
     ({"query": None}, "query: expected an array, got None"),
@@ -35,9 +37,10 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
      "query: expected at least 3 dims [..., length, heads, dim], got [4, 8]"),
     ({"key": array(5)}, "key: expected at least 3 dims [..., length, heads, dim], got [5]"),
     ({"value": array()}, "value: expected at least 3 dims [..., length, heads, dim], got []"),
-    ({"query": Q.astype(int)}, "query: expected a floating dtype, got int32"),
-    ({"query": Q.astype(np.complex64)}, "query: expected a floating dtype, got complex64"),
-    ({"key": KV.astype(bool)}, "key: expected a floating dtype, got bool"),
+    ({"query": Q.astype(int)}, f"query: expected a floating dtype, got int32{_FLOATS}"),
+    ({"query": Q.astype(np.complex64)},
+     f"query: expected a floating dtype, got complex64{_FLOATS}"),
+    ({"key": KV.astype(bool)}, f"key: expected a floating dtype, got bool{_FLOATS}"),
     ({"key": KV.astype(np.float16)},
      "key: expected query's dtype float32, got float16; pass key.astype(query.dtype)"),
     ({"value": KV.astype(jnp.bfloat16)},
@@ -57,13 +60,15 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
         for shape in ((1, 5, 2, 8), (5, 2, 8))
     ),
     ({"key": array(1, 2, 5, 2, 8)}, "key: expected query's batch dims [2], got [1, 2]"),
-    ({"key": array(2, 5, 2, 7)}, "key: expected query's head dim 8, got 7"),
+    ({"key": array(2, 5, 2, 7)},
+     "key: expected query's head dim 8, got 7; pass arrays with equal last dims (only value's may "
+     "differ)"),
     ({"value": array(2, 6, 2, 8)},
-     "value: expected key's batch dims, length and heads [2, 5, 2], got [2, 6, 2]"),
+     f"value: expected key's batch dims, length and heads [2, 5, 2], got [2, 6, 2]{_EACH_KEY}"),
     ({"value": array(2, 5, 4, 8)},
-     "value: expected key's batch dims, length and heads [2, 5, 2], got [2, 5, 4]"),
+     f"value: expected key's batch dims, length and heads [2, 5, 2], got [2, 5, 4]{_EACH_KEY}"),
     ({"value": array(3, 5, 2, 8)},
-     "value: expected key's batch dims, length and heads [2, 5, 2], got [3, 5, 2]"),
+     f"value: expected key's batch dims, length and heads [2, 5, 2], got [3, 5, 2]{_EACH_KEY}"),
     ({"query": array(2, 3, 5, 8)},
      "query: expected the number of heads to be a multiple of key's 2, got 5 "
      "(arrays are [batch, length, heads, dim])"),
@@ -81,7 +86,8 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"mask": array(3, 5)}, f"mask: expected dtype bool (True = attend), got float32{_REMEDY}"),
     ({"bias": array(3, 5, dtype=bool)},
      "bias: expected a floating dtype, got bool; a mask is passed as mask="),
-    ({"bias": array(3, 5, dtype=np.int8)}, "bias: expected a floating dtype, got int8"),
+    ({"bias": array(3, 5, dtype=np.int8)},
+     "bias: expected a floating dtype, got int8; pass float32"),
     *(
         ({"bias": array(*shape)},
          "bias: expected a shape that broadcasts to [batch, heads, queries, keys] [2, 4, 3, 5], "
@@ -175,7 +181,7 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
         for window in (-1, (1, -1), (1,), (1, 2, 3), (), 1.5, (1, 2.0), "ab", (None, "1"), True)
     ),
     # choices
-    ({"is_causal": 1}, "is_causal: expected True or False, got 1"),
+    ({"is_causal": 1}, "is_causal: expected True or False, got 1; pass True"),
     ({"is_causal": None}, "is_causal: expected True or False, got None"),
     ({"scale": 1e39}, f"scale: {_EXPECTED_NORMAL}1e+39"),
     ({"scale": -1e-40}, f"scale: {_EXPECTED_NORMAL}-1e-40"),
@@ -186,16 +192,17 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
         {"deterministic_backward": "yes"},
         "deterministic_backward: expected True or False, got 'yes'",
     ),
-    ({"return_residual": 1}, "return_residual: expected True or False, got 1"),
-    ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1"),
+    ({"return_residual": 1}, "return_residual: expected True or False, got 1; pass True"),
+    ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1; pass True"),
     ({"return_lse": "lse"}, "return_lse: expected True or False, got 'lse'"),
     *(
         ({"causal_alignment": alignment},
          "causal_alignment: expected one of ('top_left', 'bottom_right'), or the offset as an int "
          f"or an integer array, got {alignment!r}{hint}")
         for alignment, hint in (
-            ("", ""), (False, ""), *((x, "; did you mean 'bottom_right'?")
-                                     for x in ("bottom", "bottom-right", "lower_right")),
+            ("", ""), (False, ""), ("bottom_left", ""), ("top_right", ""),
+            *((x, "; did you mean 'bottom_right'?")
+              for x in ("bottom", "botom_right", "bottom-right", "lower_right")),
         )
     ),
     ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),
@@ -207,7 +214,9 @@ _WRONG_CALLS: tuple[tuple[dict[str, Any], str], ...] = (
             ("", ""), ([], ""), (3, ""), ([None], ""), ("nothing", ""),
             ("cuddn", "; did you mean 'cudnn'?"), ("CuDNN", "; did you mean 'cudnn'?"),
             (["xla", "cuda"], "; did you mean 'cudnn'?"), ("fa3", "; did you mean 'flash'?"),
-            ("flash_attention", "; did you mean 'flash'?"),
+            ("flash_attention", "; did you mean 'flash'?"), ("ck", "; did you mean 'aiter'?"),
+            ("cudnn,xla", "; pass several as a list"),
+            ("pallas", "; no kernel in Pallas is among them: None takes the best available"),
         )
     ),
 )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch import (
     AttentionConventionWarning,
+    assert_kernels,
     dot_product_attention,
     dropout_mask,
     explain,
@@ -108,6 +109,19 @@ def test_hint_for_an_argument_that_the_call_lacks():
             named = all_parameters & {*re.findall(r"\w+", hint)}
             is_elsewhere = "has no counterpart" in hint or re.search(r"(ragged|paged)_\w+", hint)
             assert not named or named & parameters[call] or is_elsewhere, (call, hint)
+
+
+def test_hints_that_differ_for_pages_and_for_programs():
+    error("'seq_lens': here it is key_value_seq_lengths: the numbers of keys", paged_attention,
+          seq_lens=[4, 4])  # fmt: skip
+    error("'seq_lens': here it is query_seq_lengths and key_value_seq_lengths", seq_lens=[4, 4])
+    error("'mask_mod': here it has no counterpart: return -jnp.inf from a score_mod",
+          paged_attention, mask_mod=None)  # fmt: skip
+    error("'kv_lens': here it is key_value_seq_lengths", kv_lens=[4, 4])
+    error("'target': here it has no counterpart: make the call in the block `with attn_dispatch.ta",
+          target="h100")  # fmt: skip
+    for wrong, right in (("implementation", "implementations"), ("allow_other", "allow_others")):
+        error(f"'{wrong}'; did you mean '{right}'?", assert_kernels, **{wrong: True})
 
 
 def test_unknown_name_is_reported_or_corrected():

@@ -190,6 +190,11 @@ def test_page_number_outside_the_pool_makes_its_row_nan(page: int):
             "nhd",
             r"kv_layout: expected one of \('NHD', 'HND'\), got 'nhd'; did you mean 'NHD'",
         ),
+        (
+            (P, 2, PAGE, K, H),
+            "NDH",
+            r"got 'NDH'; 'NHD' is \[P, page, K, H\], 'HND' is \[P, K, page",
+        ),
         ((P, 2, PAGE, 3, H), "NHD", "expected the number of heads to be a multiple of key_pages's"),
     ],
 )

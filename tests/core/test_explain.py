@@ -317,3 +317,10 @@ def test_fp8_is_refused_with_what_to_do_everywhere():
         assert "to bfloat16, multiplied by their scales" in reason.remedy
     with pytest.raises(NotImplementedError, match="cast query, key and value to bfloat16"):
         dot_product_attention(*[jnp.zeros((1, 2, 1, 8), jnp.float8_e4m3fn)] * 3)
+
+
+def test_an_implementation_of_another_vendor_gets_the_names_of_this_ones():
+    x = jax.ShapeDtypeStruct((1, 8, 2, 64), jnp.bfloat16)
+    found = explain(x, x, x, implementation="cudnn", target="mi300x").text(200)
+    assert "one that runs on this device: 'aiter', 'xla'\n" in found
+    assert "remedy" not in str(explain(x, x, x, implementation="aiter", target="mi300x"))

@@ -54,6 +54,9 @@ def test_a_name_that_does_not_exist_is_an_error():
         attn_dispatch._attend  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="did you mean 'dot_product_attention'"):
         attn_dispatch.dot_product_atention  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
+    for name in ("attention", "flash_attention", "multi_head_attention"):
+        with pytest.raises(AttributeError, match=f"{name}'; did you mean 'dot_product_attention'"):
+            getattr(attn_dispatch, name)
     with pytest.raises(ImportError, match="cannot import name 'attend'"):
         exec("from attn_dispatch import attend")
 

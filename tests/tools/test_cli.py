@@ -246,6 +246,11 @@ def test_a_closed_pipe_ends_explain_without_a_traceback():
         (["--foo", "mask", "--seq", "8"], "mask", "unrecognized arguments: --foo"),
         (["bench", "--otu", "x"], "bench", "--otu x; did you mean '--out'?"),
         (["mask", "--seq", "8", "--widow", "-1,2"], "mask", "did you mean '--window'?"),
+        (
+            ["explain", "q=f32[1,8,1,4]", "--implementation", "cudnn,xla"],
+            "explain",
+            "--implementation: expected one name, got 'cudnn,xla'; repeat the option",
+        ),
         (["verify", "--random", "x"], "verify", "--random: expected a whole number, got 'x'"),
         (["verify", "--jobs", "0"], "verify", "--jobs: expected at least 1, got 0"),
         (["bench", "--rounds", "1.5"], "bench", "--rounds: expected a whole number, got '1.5'"),

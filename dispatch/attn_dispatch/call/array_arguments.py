@@ -41,7 +41,7 @@ def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
             "pass mask != 0, and for numbers that are added to scores pass bias"
         )
     if name == "bias" and not floating:
-        hint = "; a mask is passed as mask=" if x.dtype == jnp.bool_ else ""
+        hint = "; a mask is passed as mask=" if x.dtype == jnp.bool_ else "; pass float32"
         raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}{hint}")
     full = (*shape.leading, shape.num_heads, shape.seq_len_q, shape.seq_len_kv)
     rank = max(len(full), 4)

@@ -77,6 +77,8 @@ NAMES = {
     "q_seqlen": "is query_seq_lengths",
     "kv_seqlen": "is key_value_seq_lengths",
     "kv_lengths": "is key_value_seq_lengths",
+    "kv_lens": "is key_value_seq_lengths",
+    "q_lens": "is query_seq_lengths",
     "lengths": "is query_seq_lengths and key_value_seq_lengths",
     "seq_lens": "is query_seq_lengths and key_value_seq_lengths",
     "cache_seqlens": "is key_value_seq_lengths",
@@ -143,10 +145,18 @@ NAMES = {
     "flash_attention": 'is implementation: "cudnn", "flash", "aiter", "xla"',
     "backend": 'is implementation: "cudnn", "flash", "aiter", "xla"',
     "module": f"{_WITHOUT}; attn_dispatch.integrations.flax has an attention_fn",
+    "target": f"{_WITHOUT}: make the call in the block `with attn_dispatch.target(...)`",
     "mask_fn": "is mask_mod(b, n, t, s), a function of scalars",
 }
 """By the foreign name, its counterpart here, as the end of a sentence."""
 
+
+_OF_PAGES = {
+    "lengths": _LENGTHS,
+    "seq_lens": _LENGTHS,
+    "mask_mod": f"{_WITHOUT}: return -jnp.inf from a score_mod",
+}
+"""The same for paged_attention, where it differs."""
 
 _NAMED = frozenset(re.findall(r"^is (\w+)", "\n".join(NAMES.values()), re.M)) | {"kv_layout"}
 """The arguments that hints name."""
@@ -184,9 +194,10 @@ def check_names(call: Callable[..., object], given: Mapping[str, object]) -> Non
 
 
 def _hint(name: str, value: object, own: Collection[str], call: str) -> str:
-    if name not in NAMES:
+    names = NAMES | _OF_PAGES if call == "paged_attention" else NAMES
+    if name not in names:
         return did_you_mean(name, own)
-    found = NAMES[name]
+    found = names[name]
     named = _NAMED.intersection(re.findall(r"\w+", found))
     if not named.isdisjoint(own):
         found = _OF_A_CALL.sub("", found)

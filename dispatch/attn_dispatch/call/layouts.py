@@ -29,6 +29,10 @@ _ELSEWHERE = {
 _EQUAL = 1.0
 """Another order of the same letters is another layout: "sbhd" does not mean "bshd"."""
 
+_AXES_OF_PAGES = "'NHD' is [P, page, K, H], 'HND' is [P, K, page, H]"
+_OTHER_PAGES: dict[str, str] = dict.fromkeys(("ndh", "hdn", "dnh", "dhn"), _AXES_OF_PAGES)
+"""Orders of the axes that no pool has, and what to say of them."""
+
 _PACKED = re.compile(r"t[23]?hd", re.IGNORECASE)
 _LEAST_DIMS = 3
 
@@ -74,7 +78,7 @@ def separate_pages(arguments: Arguments) -> Arguments:
       ValueError: there is no such layout, or the pool has another shape.
     """
     layout: KvLayout = check_choice(
-        "kv_layout", arguments.kv_layout, get_args(KvLayout), likeness=_EQUAL
+        "kv_layout", arguments.kv_layout, get_args(KvLayout), _OTHER_PAGES, _EQUAL
     )
     keys, values, value_page = arguments.key_pages, arguments.value_pages, 0
     if keys is not None and values is None:

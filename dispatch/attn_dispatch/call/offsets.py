@@ -21,8 +21,11 @@ They hide the same pairs, as no length is near it."""
 
 _BAND = (None, None)
 
-_ELSEWHERE = {"upperleft": "top_left", "lowerright": "bottom_right"}
+_ELSEWHERE = {"upperleft": "top_left", "lowerright": "bottom_right", "bottom": "bottom_right"}
 """By what other libraries say, the name of a corner here."""
+
+_MISSPELT = 0.9
+"""Another corner, as "bottom_left", is not meant to be one of these two: the numbers differ."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def diagonal_of(
 def _corner(given: str) -> Alignment:
     corners = get_args(CausalAlignment)
     if given not in corners:
-        raise _wrong(repr(given), did_you_mean(given, corners, _ELSEWHERE))
+        raise _wrong(repr(given), did_you_mean(given, corners, _ELSEWHERE, _MISSPELT))
     return cast("CausalAlignment", given)
 
 

@@ -64,11 +64,12 @@ def check_qkv(
             + repeated * ({*key_leading} <= {1} and len(key_leading) <= len(leading))
         )
     if key_h != h:
-        raise ValueError(f"key: expected query's head dim {h}, got {key_h}")
+        hint = "; pass arrays with equal last dims (only value's may differ)"
+        raise ValueError(f"key: expected query's head dim {h}, got {key_h}{hint}")
     if list(value.shape[:-1]) != [*leading, s, k]:
         raise ValueError(
             f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
-            f"got {list(value.shape[:-1])}"
+            f"got {list(value.shape[:-1])}; pass a value for each key (the last dim may differ)"
         )
     hint = _swapped_hint(heads_first) if _fits_swapped(t, s, n, k) else ""
     _check_heads(n, "key", k, _AXES[heads_first], hint)
@@ -112,10 +113,9 @@ def _check_dtypes(arrays: Mapping[str, jax.Array]) -> None:
     query, key, value = arrays
     for name, x in arrays.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(
-                f"{name}: expected a floating dtype, got {x.dtype.name}"
-                + ("" if x.dtype == jnp.bool_ else _cast(name, x.dtype, query))
-            )
+            cast = "" if x.dtype == jnp.bool_ else _cast(name, x.dtype, query)
+            hint = cast or "; pass bfloat16, float16 or float32"
+            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}{hint}")
     types = {name: x.dtype for name, x in arrays.items()}
     is_query_alone = types[query] != types[key] == types[value]
     if is_query_alone and types[key].itemsize > 1:

@@ -86,7 +86,9 @@ def _is_bool(value: object) -> bool:
 
 def check_bool(name: str, value: object) -> bool:
     if not _is_bool(value):
-        raise ValueError(f"{name}: expected True or False, got {shown(value)}")
+        is_number = isinstance(value, int) and value in (0, 1)
+        hint = f"; pass {bool(value)}" if is_number else ""
+        raise ValueError(f"{name}: expected True or False, got {shown(value)}{hint}")
     return bool(value)
 
 
@@ -131,11 +133,15 @@ def check_soft_cap(cap: object, dtype: DTypeLike) -> float | None:
     return number
 
 
-_ELSEWHERE = {"fa2": "flash", "fa3": "flash", "flashattention": "flash", "flashattention3": "flash"}
-"""By what other libraries say, the name of an implementation here."""
-
-_TOKAMAX_NAMES = ("mosaic", "mosaic_gpu", "mosaic_tpu", "triton", "xla_chunked")
-_TOKAMAX_HINT = "; tokamax's are not among them: None takes the best available"
+_TOKAMAX = "tokamax's are not among them: None takes the best available"
+_ELSEWHERE = {
+    "fa2": "flash", "fa3": "flash", "flashattention": "flash", "flashattention3": "flash",
+    "ck": "aiter", "composablekernel": "aiter",
+    "mosaic": _TOKAMAX, "mosaicgpu": _TOKAMAX, "mosaictpu": _TOKAMAX, "triton": _TOKAMAX,
+    "xlachunked": _TOKAMAX,
+    "pallas": "no kernel in Pallas is among them: None takes the best available",
+}  # fmt: skip
+"""By what other libraries say, the name of an implementation here, or what to say of it."""
 
 
 def check_implementation(
@@ -149,13 +155,13 @@ def check_implementation(
     wanted = tuple(wanted) if isinstance(wanted, Sequence) else ()
     unknown = [x for x in wanted if x not in known]
     if unknown or not wanted:
-        is_tokamax = any(x in _TOKAMAX_NAMES for x in unknown)
+        has_comma = isinstance(implementation, str) and "," in implementation
         hints = (did_you_mean(x, known, _ELSEWHERE) for x in unknown)
+        hint = "; pass several as a list" if has_comma else next(filter(None, hints), "")
         order = " in order of preference" if name == "implementation" else ""
         raise ValueError(
             f"{name}: expected None, one of {known}, or a list of them{order}; got "
-            f"{shown(implementation)}"
-            + (_TOKAMAX_HINT if is_tokamax else next(filter(None, hints), ""))
+            f"{shown(implementation)}{hint}"
         )
     return wanted
 

@@ -95,6 +95,7 @@ class Explanation:
         def wrapped(label: str, text: str) -> list[str]:
             return plain_text.wrapped(label, text, width)
 
+        remedy = select.remedy_elsewhere(self.call.meaning.implementation, self.device)
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
         lines = [
             *wrapped("call      ", str(self.call)),
@@ -102,6 +103,7 @@ class Explanation:
             *wrapped("device    ", f"{self.device.platform}: {self.device}"),
             *wrapped("versions  ", versions),
             f"chosen    {self._chosen}",
+            *(wrapped("remedy    ", remedy) if remedy else []),
             *planner_lines(self.missing_planner, width),
             *(wrapped("alone     ", self.alone) if self.alone else []),
             *(wrapped("order     ", self.basis) if self.basis else []),

@@ -126,7 +126,9 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
     choice, refused = found.choice, found.refused
     if choice is None:
         headline = "no implementation can run this attention call"
-        raise NotImplementedError(fallback.message(headline, spec, device, refused))
+        text = fallback.message(headline, spec, device, refused)
+        remedy = remedy_elsewhere(spec.meaning.implementation, device)
+        raise NotImplementedError(f"{text}\n  remedy: {remedy}" if remedy else text)
     if not spec.meaning.implementation:
         if choice.implementation.PLATFORM is None and found.vendor_refused:
             _fall_back(spec, device, choice, refused)
@@ -328,6 +330,15 @@ def under_mask_of(mask_source: Choice) -> str:
         f"under the dropout mask of {mask_source.NAME}, whose forward pass runs again to return "
         "it: one byte for each pair of a query and a key"
     )
+
+
+def remedy_elsewhere(wanted: Sequence[str], device: Device) -> str:
+    """What to do if the named implementations are all for other devices; otherwise ""."""
+    platforms = {named(x).PLATFORM for x in wanted}
+    if not wanted or platforms & {None, device.platform}:
+        return ""
+    here = [repr(x.NAME) for x in implementations() if is_expected(x, device)]
+    return f"leave the implementation out, or name one that runs on this device: {', '.join(here)}"
 
 
 def is_expected(implementation: Implementation, device: Device) -> bool:

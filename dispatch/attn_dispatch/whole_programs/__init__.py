@@ -10,6 +10,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 from attn_dispatch import settings
+from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.static_arguments import check_implementation
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import explain_specs
@@ -89,6 +90,7 @@ def explain_program(
     return ProgramExplanation(name, device, calls, others.found())
 
 
+@hints_at_foreign_names
 def assert_kernels(
     function: Callable[..., object],
     *args: object,
@@ -134,7 +136,11 @@ def assert_kernels(
     if not judged.calls and not judged.others:
         raise AssertionError(f"expected attention in {found.name}, got none ({_RETURN_IT})")
     if wrong := judged.not_by(allowed):
-        raise AssertionError(f"expected {allowed} for every attention, got these without:\n{wrong}")
+        remedy = select.remedy_elsewhere(allowed.names, found.device)
+        raise AssertionError(
+            f"expected {allowed} for every attention, got these without:\n{wrong}"
+            + (f"\n\nremedy: {remedy}" if remedy else "")
+        )
     if found.lacks_backward:
         warn_of_convention(
             f"assert_kernels: {found.name} differentiates attention, but has no backward pass that "

@@ -19,7 +19,7 @@ from attn_dispatch.inspection import Shaped, explain
 from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
+from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose, one_name
 from attn_dispatch_tools.terminal.text import filled, width
 from attn_dispatch_tools.written_calls import notation
 from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
@@ -58,7 +58,7 @@ def add_parser(commands: Commands, help: str) -> None:
         help="h100, b200, rtx4090, mi300x, sm90, cpu, … (default: the device that is here)",
     )  # fmt: skip
     parser.add_argument(
-        "--implementation", action="append", metavar="NAME",
+        "--implementation", action="append", metavar="NAME", type=one_name,
         help=f"only this one: {', '.join(select.names())}; may be repeated",
     )  # fmt: skip
     add_verbose(parser)

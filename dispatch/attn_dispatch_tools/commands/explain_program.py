@@ -20,7 +20,7 @@ from attn_dispatch.core import select
 from attn_dispatch.text import error_text
 from attn_dispatch.whole_programs import assert_kernels, explain_program
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
+from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose, one_name
 from attn_dispatch_tools.terminal.text import width
 from attn_dispatch_tools.written_calls import notation
 
@@ -67,7 +67,7 @@ def add_parser(commands: Commands, help: str) -> None:
         help="with --check: allow attention that does not go through attn_dispatch",
     )  # fmt: skip
     parser.add_argument(
-        "--implementation", action="append", metavar="NAME",
+        "--implementation", action="append", metavar="NAME", type=one_name,
         help="with --check: what may run attention, in place of every vendor's kernel: "
         f"{', '.join(select.names())}; may be repeated",
     )  # fmt: skip

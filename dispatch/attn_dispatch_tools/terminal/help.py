@@ -53,6 +53,13 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def one_name(text: str) -> str:
+    """The value of an option that is repeated for several names, as a `type` of argparse."""
+    if "," in text:
+        raise argparse.ArgumentTypeError(f"expected one name, got {text!r}; repeat the option")
+    return text
+
+
 class Formatter(argparse.RawDescriptionHelpFormatter):
     """Fills paragraphs to the terminal's width, and leaves paragraphs with indented lines alone."""
 

@@ -86,8 +86,10 @@ def test_a_check_that_fails_ends_with_the_reasons(output_of):
 def test_a_check_allows_the_named_implementations(output_of):
     words = ("attend", "bf16[1,8,2,64]", "--target", "gfx942", "--check", "--implementation")
     assert "forward   aiter   runs:" in output_of(*words, "aiter", "--implementation", "cudnn")
-    with pytest.raises(SystemExit, match="expected cudnn for every attention, got these without:"):
+    wrong = "expected cudnn for every attention, got these without:"
+    with pytest.raises(SystemExit, match=wrong) as stop:
         output_of(*words, "cudnn")
+    assert "name one that runs on this device: 'aiter', 'xla'" in " ".join(str(stop.value).split())
 
 
 @pytest.mark.parametrize(
