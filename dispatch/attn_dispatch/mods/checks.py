@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.mod_facts import Size
 from attn_dispatch.call.static_arguments import shown
 
 _KINDS = {"floating": jnp.floating, "integer": jnp.integer}
@@ -25,6 +27,11 @@ def check_array(name: str, value: ArrayLike, kind: str, *shapes: tuple[str, ...]
             f"{array.dtype.name}{list(array.shape)}"
         )
     return array
+
+
+def sizes(name: str, axes: Sequence[str], array: jax.Array) -> tuple[Size, ...]:
+    """The sizes along these axes, the first ones of the array of this argument."""
+    return tuple(Size(name, *x) for x in zip(axes, array.shape, strict=False))
 
 
 def check_int(name: str, value: SupportsIndex, least: int) -> int:
@@ -44,6 +51,7 @@ class RowNumber:
     """A number for each batch row: an int, an integer array [], or one [B]."""
 
     def __init__(self, name: str, value: ArrayLike):
+        self._name = name
         # An int stays an int: it becomes part of the program and is not read from memory.
         self._value: jax.Array | int = (
             check_int(name, value, 0)
@@ -55,3 +63,9 @@ class RowNumber:
         if isinstance(self._value, int) or self._value.ndim == 0:
             return self._value
         return self._value[b]
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        if isinstance(self._value, int):
+            return ()
+        return sizes(self._name, ("B",) * self._value.ndim, self._value)

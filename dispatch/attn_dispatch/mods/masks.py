@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from attn_dispatch.mods.checks import RowNumber, check_array, check_int
+from attn_dispatch.call.mod_facts import ModFacts, Size
+from attn_dispatch.mods.checks import RowNumber, check_array, check_int, sizes
 from attn_dispatch.programs.functions import MaskMod
 
 
@@ -33,6 +34,10 @@ class PrefixLM:
 
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return (s <= t) | (s < self.prefix_lengths.of(b))
+
+    @property
+    def facts(self) -> ModFacts:
+        return ModFacts(self.prefix_lengths.sizes, sees_ahead="prefix_lm")
 
 
 def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = None) -> MaskMod:
@@ -65,6 +70,12 @@ class DocumentMask:
 
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return self.queries[b, t] == self.keys[b, s]
+
+    @property
+    def facts(self) -> ModFacts:
+        name = "query_documents" if self.keys is self.queries else "key_documents"
+        of_queries = sizes("query_documents", "BT", self.queries)
+        return ModFacts((*of_queries, Size(name, "S", self.keys.shape[1])))
 
 
 def dilated_window(left: int, dilation: int) -> MaskMod:
@@ -145,6 +156,11 @@ class Neighborhood2D:
         key_row, key_column = _divided(s, self.width)
         is_in_rows = self._is_near(query_row, key_row, self.height)
         return is_in_rows & self._is_near(query_column, key_column, self.width)
+
+    @property
+    def facts(self) -> ModFacts:
+        pixels = self.height * self.width
+        return ModFacts(tuple(Size("height · width", axis, pixels) for axis in "TS"))
 
     def _is_near(self, query: jax.Array, key: jax.Array, length: int) -> jax.Array:
         centre = jnp.clip(query, self.radius, length - 1 - self.radius)

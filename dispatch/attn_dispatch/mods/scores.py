@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.mod_facts import ModFacts, Size
 from attn_dispatch.call.static_arguments import check_bool, static_float
-from attn_dispatch.mods.checks import check_array, check_int
+from attn_dispatch.mods.checks import check_array, check_int, sizes
 from attn_dispatch.programs.functions import ScoreMod
 
 
@@ -59,6 +60,10 @@ class Alibi:
     ) -> jax.Array:
         # In the score's dtype: 16 bits would round long distances.
         return score - self.slopes[n].astype(score.dtype) * jnp.abs(t - s)
+
+    @property
+    def facts(self) -> ModFacts:
+        return ModFacts(sizes("slopes", "N", self.slopes))
 
 
 def relative_position(
@@ -120,6 +125,10 @@ class RelativePosition:
         if self.first_after:
             bucket += jnp.where(s > t, self.first_after, 0)
         return score + self.table[bucket, n].astype(score.dtype)
+
+    @property
+    def facts(self) -> ModFacts:
+        return ModFacts((Size("table", "N", self.table.shape[1]),))
 
 
 def _wide_bucket_borders(first: int, count: int, last: int) -> list[int]:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.mod_facts import ModFacts
 from attn_dispatch.call.values import known_values
-from attn_dispatch.mods.checks import RowNumber, check_array
+from attn_dispatch.mods.checks import RowNumber, check_array, sizes
 from attn_dispatch.programs.functions import MaskMod
 
 
@@ -51,6 +52,11 @@ class TreeMask:
         query = of(self.first, t)
         is_seen = (of(self.first, token) <= query) & (query <= of(self.last, token))
         return (token < 0) | ((token < self.first.shape[-1]) & is_seen)
+
+    @property
+    def facts(self) -> ModFacts:
+        axes = "BT" if self.first.ndim == 2 else "T"
+        return ModFacts((*sizes("parents", axes, self.first), *self.length.sizes))
 
 
 def _check_order(parents: np.ndarray) -> None:
