@@ -1,7 +1,8 @@
-"""Ready-made mods in calls of other sizes than theirs."""
+"""Ready-made mods in calls that they do not fit: of other sizes, or causal themselves."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import (
+    AttentionConventionWarning,
     dot_product_attention,
     explain,
     mods,
@@ -106,3 +108,30 @@ def calls_of_fitting_mods() -> dict[str, Any]:
 def test_a_mod_that_fits_is_called(name: str):
     """By shapes alone: sequences count as rows, and a mapped call has the rows of one element."""
     jax.eval_shape(calls_of_fitting_mods()[name])
+
+
+PREFIX = mods.prefix_lm(3)
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"mask_mod": PREFIX, "is_causal": True}, True),
+        ({"mask_mod": PREFIX, "local_window_size": (4, 0)}, True),
+        ({"mask_mod": mods.all_of(lambda b, n, t, s: s > 0, PREFIX), "is_causal": True}, True),
+        ({"mask_mod": mods.with_query_offset(PREFIX, 2), "is_causal": True}, True),
+        ({"mask_mod": PREFIX}, False),
+        ({"mask_mod": mods.not_(PREFIX), "is_causal": True}, False),
+        ({"mask_mod": mods.shared_prefix([3, 2], [[5], [4]], T), "is_causal": True}, False),
+        ({"mask_mod": mods.chunked_window(4), "is_causal": True}, False),
+    ],
+)
+def test_causality_around_a_causal_mod_with_a_prefix_warns(options: Any, warns: bool):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        jax.eval_shape(lambda: dot_product_attention(Q, Q, Q, **options))
+    said = [str(x.message) for x in found if x.category is AttentionConventionWarning]
+    assert len(said) == warns
+    if warns:
+        argument = "is_causal=True" if "is_causal" in options else r"local_window_size=(…, 0)"
+        assert f"Leave out {argument}: prefix_lm is causal itself" in said[0]
