@@ -55,5 +55,11 @@ def did_you_mean(
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
+def missing(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name that a module does not have, with the one that was probably meant."""
+    meant = "" if name.startswith("_") else did_you_mean(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{meant}")
+
+
 def _folded(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name.lower())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,25 @@ from jax.typing import ArrayLike
 from attn_dispatch.call.mod_facts import Size
 from attn_dispatch.call.static_arguments import shown
 
+Numbers: TypeAlias = (
+    ArrayLike | Sequence[float] | Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
+)
+"""An array, a number, or lists of numbers."""
+
 _KINDS = {"floating": jnp.floating, "integer": jnp.integer}
 
 
-def check_array(name: str, value: ArrayLike, kind: str, *shapes: tuple[str, ...]) -> jax.Array:
+def check_array(name: str, value: Numbers, kind: str, *shapes: tuple[str, ...]) -> jax.Array:
     """The value as an array of this kind ("floating" or "integer") and one of these ranks."""
-    array = jnp.asarray(value)
+    expected = " or ".join(f"[{', '.join(shape)}]" for shape in shapes)
+    expected = f"{name}: expected an array {expected} of {kind} dtype, got "
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:  # a text, or lists of different lengths
+        raise ValueError(f"{expected}{value!r:.60}") from error
     is_kind = jnp.issubdtype(array.dtype, _KINDS[kind])
     if not is_kind or array.ndim not in {len(shape) for shape in shapes}:
-        expected = " or ".join(f"[{', '.join(shape)}]" for shape in shapes)
-        raise ValueError(
-            f"{name}: expected an array {expected} of {kind} dtype, got "
-            f"{array.dtype.name}{list(array.shape)}"
-        )
+        raise ValueError(f"{expected}{array.dtype.name}{list(array.shape)}")
     return array
 
 
@@ -50,7 +56,7 @@ def check_int(name: str, value: SupportsIndex, least: int) -> int:
 class RowNumber:
     """A number for each batch row: an int, an integer array [], or one [B]."""
 
-    def __init__(self, name: str, value: ArrayLike):
+    def __init__(self, name: str, value: Numbers):
         self._name = name
         # An int stays an int: it becomes part of the program and is not read from memory.
         self._value: jax.Array | int = (

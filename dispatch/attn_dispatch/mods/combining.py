@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.mod_facts import ModFacts
-from attn_dispatch.mods.checks import RowNumber
+from attn_dispatch.mods.checks import Numbers, RowNumber
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 
 _Operation = Callable[[jax.Array, jax.Array], jax.Array]
@@ -55,7 +55,7 @@ class Negated:
         return replace(ModFacts.of(self.mask), sees_ahead=None)
 
 
-def with_query_offset(mod: ScoreMod | MaskMod, offset: ArrayLike) -> ScoreMod | MaskMod:
+def with_query_offset(mod: ScoreMod | MaskMod, offset: Numbers) -> ScoreMod | MaskMod:
     """The mod with t + offset in place of t, for queries that begin at position `offset`.
 
     Use it for queries behind a cache; without it, the first query is at position 0.

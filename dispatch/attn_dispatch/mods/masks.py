@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 
 from attn_dispatch.call.mod_facts import ModFacts, Size
-from attn_dispatch.mods.checks import RowNumber, check_array, check_int, sizes
+from attn_dispatch.mods.checks import Numbers, RowNumber, check_array, check_int, sizes
 from attn_dispatch.programs.functions import MaskMod
 
 
-def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
+def prefix_lm(prefix_lengths: Numbers) -> MaskMod:
     """Causal, except that all queries attend to the whole prefix (arXiv:1910.10683, section 3.2.1).
 
     Args:
@@ -40,7 +39,7 @@ class PrefixLM:
         return ModFacts(self.prefix_lengths.sizes, sees_ahead="prefix_lm")
 
 
-def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = None) -> MaskMod:
+def document_mask(query_documents: Numbers, key_documents: Numbers | None = None) -> MaskMod:
     """Queries attend to the keys of their own document.
 
     Unlike with segment ids, any number is a document, none is padding, and positions count along

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from attn_dispatch.call.mod_facts import ModFacts, Size
 from attn_dispatch.call.static_arguments import check_bool, static_float
-from attn_dispatch.mods.checks import check_array, check_int, sizes
+from attn_dispatch.mods.checks import Numbers, check_array, check_int, sizes
 from attn_dispatch.programs.functions import ScoreMod
 
 
@@ -40,7 +39,7 @@ class SoftCap:
         return self.cap * jnp.tanh(score / self.cap)
 
 
-def alibi(slopes: ArrayLike) -> ScoreMod:
+def alibi(slopes: Numbers) -> ScoreMod:
     """score - slope · |t - s|, with a slope for each head (arXiv:2108.12409, section 3).
 
     If the call has no other score_mod, `alibi_slopes` does the same.
@@ -67,7 +66,7 @@ class Alibi:
 
 
 def relative_position(
-    table: ArrayLike, *, bidirectional: bool = True, max_distance: int = 128
+    table: Numbers, *, bidirectional: bool = True, max_distance: int = 128
 ) -> ScoreMod:
     """T5's position bias: score + table[bucket of s - t, n] (arXiv:1910.10683, section 2.1).
 

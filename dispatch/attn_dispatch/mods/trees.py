@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from attn_dispatch.call.mod_facts import ModFacts
 from attn_dispatch.call.values import known_values
-from attn_dispatch.mods.checks import RowNumber, check_array, sizes
+from attn_dispatch.mods.checks import Numbers, RowNumber, check_array, sizes
 from attn_dispatch.programs.functions import MaskMod
 
 
-def tree_mask(parents: ArrayLike, cache_length: ArrayLike = 0) -> MaskMod:
+def tree_mask(parents: Numbers, cache_length: Numbers = 0) -> MaskMod:
     """Draft tokens attend to the cache, their ancestors and themselves (arXiv:2305.09781).
 
     The queries are the tree's T tokens. The first cache_length keys are the cache; the next T are
