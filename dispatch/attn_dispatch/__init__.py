@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from attn_dispatch._version import __version__ as __version__
-from attn_dispatch.choices import did_you_mean
+from attn_dispatch.choices import missing
 
 if TYPE_CHECKING:
     from attn_dispatch.public_names import *  # noqa: F403
@@ -36,8 +36,7 @@ else:  # a type checker would take any name for one of the package
             if name == "__all__" or name in public_names.__all__:
                 value = globals()[name] = getattr(public_names, name)
                 return value
-        meant = did_you_mean(name, __getattr__("__all__"), _ELSEWHERE) if is_public else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
+        raise missing(__name__, name, __getattr__("__all__") if is_public else (), _ELSEWHERE)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__getattr__("__all__")})

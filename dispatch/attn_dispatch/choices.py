@@ -59,5 +59,13 @@ def did_you_mean(
     return f"; {meant}" if " " in meant else f"; did you mean {meant!r}?"
 
 
+def missing(
+    module: str, name: str, known: Iterable[str], others: Mapping[str, str] = _NO_WORDS
+) -> AttributeError:
+    """The error for a name that a module does not have, with the one that was probably meant."""
+    meant = "" if name.startswith("_") else did_you_mean(name, known, others)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{meant}")
+
+
 def _folded(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name.lower())

@@ -23,6 +23,7 @@ from attn_dispatch.programs.functions import ScoreMod
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
+from attn_dispatch.serving.tables import PageTables
 
 
 @overload
@@ -170,6 +171,8 @@ def paged_calls(arguments: Arguments) -> tuple[tuple[Call, ...], Packed]:
     for name in ("page_table", "key_value_seq_lengths"):
         if name not in arguments.arrays:
             raise ValueError(f"{name}: expected an array of integers, got None")
+    if isinstance(arguments.page_table, PageTables):
+        raise ValueError("page_table: expected an array [B, M], got PageTables: pass tables.table")
     arguments = with_cut_table(separate_pages(arguments))
     arguments = replace(arguments, causal_alignment="bottom_right")
     if arguments.cu_seqlens_q is None:

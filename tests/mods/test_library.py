@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, mods
+from attn_dispatch import dot_product_attention, mods, serving
 from attn_dispatch.programs.tracing import trace
 from tests.support.ready_made_mods import (
     KEY,
@@ -109,6 +109,12 @@ _MASK = mods.chunked_window(4)
             (2.5,),
             r"prefix_lengths: expected an array \[\] or \[B\] of integer dtype, got float32\[\]",
         ),
+        (mods.prefix_lm, ("3",), r"prefix_lengths: expected an array \[\] or \[B\] .*, got '3'"),
+        (
+            mods.shared_prefix,
+            ([3], [[1], [2, 3]], 9),
+            r"completion_lengths: .*, got \[\[1\], \[2, 3",
+        ),
         (mods.prefix_lm, (-1,), "prefix_lengths: expected a static int from 0 on, got -1"),
         (mods.prefix_lm, (SLOPES,), r"of integer dtype, got float32\[4\]"),
         (mods.document_mask, ([1, 1],), r"query_documents: expected an array \[B, T\]"),
@@ -146,6 +152,19 @@ _MASK = mods.chunked_window(4)
 def test_wrong_arguments_raise(function: Any, arguments: Any, message: str):
     with pytest.raises(ValueError, match=message):
         function(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "meant"),
+    [(mods, "prefixlm", "prefix_lm"), (mods, "slidingwindow", None), (mods, "alibis", "alibi"),
+     (serving, "free_behnd", "free_behind"), (serving, "beam", None)],
+)  # fmt: skip
+def test_an_unknown_name_gets_the_one_that_is_meant(module: Any, name: str, meant: str | None):
+    hint = "$" if meant is None else rf"; did you mean '{meant}'\?$"
+    with pytest.raises(
+        AttributeError, match=f"'{module.__name__}' has no attribute '{name}'{hint}"
+    ):
+        getattr(module, name)
 
 
 def test_traced_static_arguments_raise():

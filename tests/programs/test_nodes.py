@@ -224,6 +224,7 @@ def test_function_without_nodes_gives_a_reason(function, message: str):
 
 
 @needs_cudnn
+@pytest.mark.filterwarnings("ignore:is_causal=True with mods.prefix_lm")
 @pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "sm120"])
 def test_cudnn_plans_mods(target: str):
     x = jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)

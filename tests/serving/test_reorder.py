@@ -134,14 +134,52 @@ def rows_and_references(tables: serving.PageTables) -> serving.PageTables:
     return replace(moved, references=jnp.array([2, 2, 1, 0]))
 
 
+def rows_without_lengths(tables: serving.PageTables) -> serving.PageTables:
+    """A permutation, after which references are right."""
+    return replace(tables, table=tables.table[jnp.array([3, 1, 2, 0])])
+
+
 ONE = np.array([1, 1, 0, 0])
+CHANGES: dict[str, Callable[[serving.PageTables], serving.PageTables]] = {
+    "grow": lambda x: serving.grow(x, ONE),
+    "shrink": lambda x: serving.shrink(x, ONE),
+    "free": lambda x: serving.free(x, ONE > 0),
+    "free_behind": lambda x: serving.free_behind(x, 1),
+    "share_prefix": lambda x: serving.share_prefix(x, 0, 1, 4),
+    "fork": lambda x: serving.fork(x, 0, 1)[0],
+    "reorder": lambda x: serving.reorder(x, ONE)[0],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_change_notices_moved_rows(name: str):
+    """By references, and by pages that sequences of these lengths do not have."""
+    change = CHANGES[name]
+    for moved, message in (
+        (rows_alone, "got 1 for page 0, which 2 have"),
+        (rows_without_lengths, r"2 pages for the 6 keys of slot 0, got the row \[-1, -1, -1\]"),
+    ):
+        tables = moved(begun(4))
+        with pytest.raises(ValueError, match=rf"{message}. To move rows.*serving\.reorder"):
+            change(tables)
+    after = jax.jit(change)(tables)
+    assert after.failed
+    np.testing.assert_array_equal(after.table, tables.table)
+    np.testing.assert_array_equal(after.references, tables.references)
+
+
+def test_pages_freed_behind_a_window_are_not_missed():
+    tables = serving.free_behind(serving.grow(begun(8), np.array([4, 1, 0, 0])), 0)
+    assert tables.table[:2].tolist() == [[-1, -1, 3], [-1, -1, -1]]
+    assert serving.grow(tables, ONE).lengths.tolist() == [11, 5, 0, 0]
+    swapped = replace(tables, table=tables.table[jnp.array([1, 0, 2, 3])])
+    with pytest.raises(ValueError, match=r"3 pages for the 10 keys of slot 0"):
+        serving.grow(swapped, ONE)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: serving.grow(rows_alone(x), ONE), ValueError, "got 1 for page 0, which 2 have"),
-        (lambda x: serving.reorder(rows_alone(x), ONE)[0], ValueError, r"take serving\.reorder\("),
         (
             lambda x: serving.grow(rows_and_references(x), ONE),
             ValueError, "got 1 for slot 0, whose last page, 1, other sequences have too",

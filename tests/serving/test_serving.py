@@ -322,6 +322,10 @@ def test_a_freed_prefix_is_not_shared():
             ValueError, "tokens: expected no more keys than slot 1 has after grow, 1, got 2",
         ),
         (
+            lambda x: serving.write(POOL, jnp.zeros((4, 1, 2, 8)), serving.grow(x, [1, 1, 0, 1])),
+            ValueError, r"new: expected no more .* slot 2 has after grow, 0, got 1; pass tokens",
+        ),
+        (
             lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 0, 3, 3, 3]),
             ValueError, "cu_seqlens: expected no more keys than slot 1 has after grow, 0, got 3",
         ),
@@ -341,6 +345,36 @@ def test_a_freed_prefix_is_not_shared():
 def test_a_wrong_call_raises_with_what_was_expected(call, error, message):
     with pytest.raises(error, match=message):
         call(tables())
+
+
+OF_TABLES: dict[str, Callable[[Any], Any]] = {
+    "grow": lambda x: serving.grow(x, [1, 0, 0, 0]),
+    "shrink": lambda x: serving.shrink(x, [1, 0, 0, 0]),
+    "free": lambda x: serving.free(x, np.ones(4, bool)),
+    "free_behind": lambda x: serving.free_behind(x, 1),
+    "share_prefix": lambda x: serving.share_prefix(x, 0, 1, 4),
+    "fork": lambda x: serving.fork(x, 0, 1),
+    "reorder": lambda x: serving.reorder(x, [0, 0, 0, 0]),
+    "write": lambda x: serving.write(POOL, jnp.zeros((4, 1, 2, 8)), x),
+    "raise_if_failed": serving.raise_if_failed,
+    "recovered": serving.recovered,
+}
+
+
+@pytest.mark.parametrize("name", OF_TABLES)
+def test_what_are_no_tables_raise(name: str):
+    call, reordered = OF_TABLES[name], serving.reorder(tables(), [0, 0, 0, 0])
+    with pytest.raises(ValueError, match=r"got tuple; reorder and fork return \(tables, from_page"):
+        call(reordered)
+    with pytest.raises(ValueError, match=r"tables: expected PageTables, got ndarray$"):
+        call(np.zeros(4, int))
+
+
+def test_tables_in_place_of_their_table_raise():
+    pages, tokens = jnp.zeros((15, 4, 2, 8)), jnp.zeros((4, 1, 2, 8))
+    for table in (tables(), jax.eval_shape(tables)):
+        with pytest.raises(ValueError, match=r"got PageTables: pass tables\.table"):
+            paged_attention(tokens, pages, pages, table, np.ones(4, int))  # pyright: ignore
 
 
 def test_the_code_of_the_serving_page_runs():

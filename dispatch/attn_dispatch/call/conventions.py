@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from attn_dispatch.call.axes_conventions import AXES_RULES
 from attn_dispatch.call.checked_call import CheckedCall
+from attn_dispatch.call.mod_facts import ModFacts
 from attn_dispatch.call.values import known_values
 from attn_dispatch.reason import Rule, broken
 from attn_dispatch.warning import warn_of_convention
@@ -75,6 +76,14 @@ def _differs_by_row(call: CheckedCall, name: str) -> bool:
     return not call.shape.leading or any(x != 1 for x in of_batch)
 
 
+def _mod_that_sees_ahead(call: CheckedCall) -> str | None:
+    return ModFacts.of(call.arguments.mask_mod).sees_ahead
+
+
+def _causality(call: CheckedCall) -> str:
+    return "is_causal=True" if call.arguments.is_causal else "local_window_size=(…, 0)"
+
+
 _RULES = (
     *AXES_RULES,
     Rule[CheckedCall](
@@ -98,7 +107,7 @@ _RULES = (
         "keys up to i, so that no query attends the last {rest}",
         _at_the_end,
         facts=lambda c: {
-            "name": "is_causal=True" if c.arguments.is_causal else "local_window_size=(…, 0)",
+            "name": _causality(c),
             "queries": c.longest[0],
             "keys": c.longest[1],
             "rest": c.longest[1] - c.longest[0],
@@ -114,6 +123,17 @@ _RULES = (
             "query_segment_ids, 0 in padding, which hold for both sides; where all keys are real "
             f"pass {c.shape.seq_len_kv} for each row as key_value_seq_lengths"
         ),
+    ),
+    Rule[CheckedCall](
+        "call/causality_around_a_mod",
+        lambda c: c.is_of_the_past and _mod_that_sees_ahead(c) is not None,
+        "{name} with mods.{mod}: a query attends to a key where both let it, so to none after "
+        "itself, in the prefix neither",
+        lambda c: (
+            f". Leave out {_causality(c)}: {_mod_that_sees_ahead(c)} is causal itself, but for the "
+            "prefix"
+        ),
+        facts=lambda c: {"name": _causality(c), "mod": _mod_that_sees_ahead(c)},
     ),
     Rule[CheckedCall](
         "call/soft_cap_before_bias",

@@ -18,6 +18,7 @@ from attn_dispatch.call.context_arguments import spread_of
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
+from attn_dispatch.call.mod_facts import check_mod, sizes_for_mods
 from attn_dispatch.call.offsets import Counted, diagonal_of
 from attn_dispatch.call.options import (
     AttentionOptions,
@@ -106,6 +107,8 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         words, dropout_impl = key_data(given["dropout_key"])
         operands["dropout_key"] = shape.shared(words)
 
+    for mod in (a.score_mod, a.mask_mod):
+        check_mod(mod, sizes_for_mods(whole, given))
     programs = _add_mods(operands, a, shape, given["query"].dtype)
 
     options = AttentionOptions(

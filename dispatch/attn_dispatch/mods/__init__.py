@@ -10,6 +10,9 @@ the positions of query and key inside the sequence or segment. Both positions co
 `causal_alignment` is; for queries behind a cache, `with_query_offset` moves them to their place.
 """
 
+from typing import TYPE_CHECKING, Never
+
+from attn_dispatch.choices import missing
 from attn_dispatch.mods.combining import all_of, any_of, not_, with_query_offset
 from attn_dispatch.mods.masks import (
     chunked_window,
@@ -38,3 +41,8 @@ __all__ = [
     "tree_mask",
     "with_query_offset",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of the module
+
+    def __getattr__(name: str) -> Never:
+        raise missing(__name__, name, __all__)

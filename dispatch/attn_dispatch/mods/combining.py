@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.mods.checks import RowNumber
+from attn_dispatch.call.mod_facts import ModFacts
+from attn_dispatch.mods.checks import Numbers, RowNumber
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 
 _Operation = Callable[[jax.Array, jax.Array], jax.Array]
@@ -49,8 +50,12 @@ class Negated:
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return jnp.logical_not(self.mask(b, n, t, s))
 
+    @property
+    def facts(self) -> ModFacts:
+        return replace(ModFacts.of(self.mask), sees_ahead=None)
 
-def with_query_offset(mod: ScoreMod | MaskMod, offset: ArrayLike) -> ScoreMod | MaskMod:
+
+def with_query_offset(mod: ScoreMod | MaskMod, offset: Numbers) -> ScoreMod | MaskMod:
     """The mod with t + offset in place of t, for queries that begin at position `offset`.
 
     Use it for queries behind a cache; without it, the first query is at position 0.
@@ -73,6 +78,11 @@ class WithQueryOffset:
     def __call__(self, *inputs: jax.Array) -> ArrayLike:
         *score, b, n, t, s = inputs
         return self.mod(*score, b, n, t + self.start.of(b), s)
+
+    @property
+    def facts(self) -> ModFacts:
+        found = ModFacts.of(self.mod).from_offset()
+        return replace(found, sizes=(*found.sizes, *self.start.sizes))
 
 
 def _and(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -98,6 +108,10 @@ class Joined:
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         found = (jnp.asarray(mask(b, n, t, s)) for mask in self.masks)
         return functools.reduce(self.operation, found)
+
+    @property
+    def facts(self) -> ModFacts:
+        return ModFacts.of(*self.masks)
 
 
 def _check_mods(name: str, mods: Sequence[ScoreMod | MaskMod]) -> None:

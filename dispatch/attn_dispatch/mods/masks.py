@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 
-from attn_dispatch.mods.checks import RowNumber, check_array, check_int
+from attn_dispatch.call.mod_facts import ModFacts, Size
+from attn_dispatch.mods.checks import Numbers, RowNumber, check_array, check_int, sizes
 from attn_dispatch.programs.functions import MaskMod
 
 
-def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
+def prefix_lm(prefix_lengths: Numbers) -> MaskMod:
     """Causal, except that all queries attend to the whole prefix (arXiv:1910.10683, section 3.2.1).
 
     Args:
@@ -34,8 +34,12 @@ class PrefixLM:
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return (s <= t) | (s < self.prefix_lengths.of(b))
 
+    @property
+    def facts(self) -> ModFacts:
+        return ModFacts(self.prefix_lengths.sizes, sees_ahead="prefix_lm")
 
-def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = None) -> MaskMod:
+
+def document_mask(query_documents: Numbers, key_documents: Numbers | None = None) -> MaskMod:
     """Queries attend to the keys of their own document.
 
     Unlike with segment ids, any number is a document, none is padding, and positions count along
@@ -65,6 +69,12 @@ class DocumentMask:
 
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return self.queries[b, t] == self.keys[b, s]
+
+    @property
+    def facts(self) -> ModFacts:
+        name = "query_documents" if self.keys is self.queries else "key_documents"
+        of_queries = sizes("query_documents", "BT", self.queries)
+        return ModFacts((*of_queries, Size(name, "S", self.keys.shape[1])))
 
 
 def dilated_window(left: int, dilation: int) -> MaskMod:
@@ -145,6 +155,11 @@ class Neighborhood2D:
         key_row, key_column = _divided(s, self.width)
         is_in_rows = self._is_near(query_row, key_row, self.height)
         return is_in_rows & self._is_near(query_column, key_column, self.width)
+
+    @property
+    def facts(self) -> ModFacts:
+        pixels = self.height * self.width
+        return ModFacts(tuple(Size("height · width", axis, pixels) for axis in "TS"))
 
     def _is_near(self, query: jax.Array, key: jax.Array, length: int) -> jax.Array:
         centre = jnp.clip(query, self.radius, length - 1 - self.radius)

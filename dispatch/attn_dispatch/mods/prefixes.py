@@ -9,17 +9,17 @@ from typing import SupportsIndex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from attn_dispatch import settings
+from attn_dispatch.call.mod_facts import ModFacts, Size
 from attn_dispatch.call.values import as_int32, known_values
-from attn_dispatch.mods.checks import check_array, check_int
+from attn_dispatch.mods.checks import Numbers, check_array, check_int
 from attn_dispatch.semantics.row_ids import search
 
 
 def shared_prefix(
-    prompt_lengths: ArrayLike,
-    completion_lengths: ArrayLike,
+    prompt_lengths: Numbers,
+    completion_lengths: Numbers,
     length: SupportsIndex,
     *,
     max_prompt_len: SupportsIndex | None = None,
@@ -109,6 +109,11 @@ class SharedPrefix:
             return (s <= t) & ((s < jnp.minimum(end, self.bounds.prompt)) | is_own)
         begin = jnp.maximum(self.prompt_first[b, t], t - (self.max_group_len - 1))
         return (s <= t) & (s >= begin) & ((s < end) | is_own)
+
+    @property
+    def facts(self) -> ModFacts:
+        rows, length = self.first.shape
+        return ModFacts((Size("prompt_lengths", "B", rows), Size("length", "T", length)))
 
 
 def _layout(lengths: jax.Array, bounds: Bounds) -> SharedPrefix:

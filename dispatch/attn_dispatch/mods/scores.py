@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
+from attn_dispatch.call.mod_facts import ModFacts, Size
 from attn_dispatch.call.static_arguments import check_bool, static_float
-from attn_dispatch.mods.checks import check_array, check_int
+from attn_dispatch.mods.checks import Numbers, check_array, check_int, sizes
 from attn_dispatch.programs.functions import ScoreMod
 
 
@@ -39,7 +39,7 @@ class SoftCap:
         return self.cap * jnp.tanh(score / self.cap)
 
 
-def alibi(slopes: ArrayLike) -> ScoreMod:
+def alibi(slopes: Numbers) -> ScoreMod:
     """score - slope · |t - s|, with a slope for each head (arXiv:2108.12409, section 3).
 
     If the call has no other score_mod, `alibi_slopes` does the same.
@@ -60,9 +60,13 @@ class Alibi:
         # In the score's dtype: 16 bits would round long distances.
         return score - self.slopes[n].astype(score.dtype) * jnp.abs(t - s)
 
+    @property
+    def facts(self) -> ModFacts:
+        return ModFacts(sizes("slopes", "N", self.slopes))
+
 
 def relative_position(
-    table: ArrayLike, *, bidirectional: bool = True, max_distance: int = 128
+    table: Numbers, *, bidirectional: bool = True, max_distance: int = 128
 ) -> ScoreMod:
     """T5's position bias: score + table[bucket of s - t, n] (arXiv:1910.10683, section 2.1).
 
@@ -120,6 +124,10 @@ class RelativePosition:
         if self.first_after:
             bucket += jnp.where(s > t, self.first_after, 0)
         return score + self.table[bucket, n].astype(score.dtype)
+
+    @property
+    def facts(self) -> ModFacts:
+        return ModFacts((Size("table", "N", self.table.shape[1]),))
 
 
 def _wide_bucket_borders(first: int, count: int, last: int) -> list[int]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
+from attn_dispatch.call.mod_facts import ModFacts
 from attn_dispatch.call.values import known_values
-from attn_dispatch.mods.checks import RowNumber, check_array
+from attn_dispatch.mods.checks import Numbers, RowNumber, check_array, sizes
 from attn_dispatch.programs.functions import MaskMod
 
 
-def tree_mask(parents: ArrayLike, cache_length: ArrayLike = 0) -> MaskMod:
+def tree_mask(parents: Numbers, cache_length: Numbers = 0) -> MaskMod:
     """Draft tokens attend to the cache, their ancestors and themselves (arXiv:2305.09781).
 
     The queries are the tree's T tokens. The first cache_length keys are the cache; the next T are
@@ -51,6 +51,11 @@ class TreeMask:
         query = of(self.first, t)
         is_seen = (of(self.first, token) <= query) & (query <= of(self.last, token))
         return (token < 0) | ((token < self.first.shape[-1]) & is_seen)
+
+    @property
+    def facts(self) -> ModFacts:
+        axes = "BT" if self.first.ndim == 2 else "T"
+        return ModFacts((*sizes("parents", axes, self.first), *self.length.sizes))
 
 
 def _check_order(parents: np.ndarray) -> None:

@@ -12,6 +12,9 @@ All functions are pure and all shapes static, so a step can be jitted. Donate th
 they are written in place.
 """
 
+from typing import TYPE_CHECKING, Never
+
+from attn_dispatch.choices import missing
 from attn_dispatch.semantics.merge import merged as merge
 from attn_dispatch.serving.freeing import free_behind
 from attn_dispatch.serving.pages import copy_pages, new_pages, write
@@ -46,3 +49,8 @@ __all__ = [
     "shrink",
     "write",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of the module
+
+    def __getattr__(name: str) -> Never:
+        raise missing(__name__, name, __all__)

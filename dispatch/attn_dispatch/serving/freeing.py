@@ -11,7 +11,7 @@ from attn_dispatch.serving.tables import (
     NO_PAGE,
     PageTables,
     checked_slots,
-    raise_if_known_failed,
+    raise_if_known_unusable,
     unchanged_if_failed,
     with_count_changed,
 )
@@ -37,10 +37,10 @@ def free_behind(
 
     Raises:
       OutOfPages: tables have failed before.
-      ValueError: window or slots are something else. In traced code a window below 0 raises
-        nothing: nothing changes, and `failed` is True from then on.
+      ValueError: window or slots are something else, or tables as for `grow`. In traced code a
+        window below 0 raises nothing: nothing changes, and `failed` is True from then on.
     """
-    raise_if_known_failed(tables)
+    is_moved = raise_if_known_unusable(tables)
     expected = f"the left side alone, integers [] or {list(tables.lengths.shape)}"
     if window is None:
         raise ValueError(f"window: expected {expected}, got None")
@@ -62,4 +62,4 @@ def free_behind(
         table=jnp.where(is_freed, NO_PAGE, tables.table),
         references=with_count_changed(tables.references, tables.table, is_freed, -1),
     )
-    return unchanged_if_failed(is_impossible, tables, freed)
+    return unchanged_if_failed(is_impossible | is_moved, tables, freed)

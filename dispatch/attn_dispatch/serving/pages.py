@@ -15,7 +15,7 @@ from attn_dispatch.call.static_arguments import check_positive_int
 from attn_dispatch.call.values import known_values
 from attn_dispatch.choices import check_choice
 from attn_dispatch.semantics.row_ids import search
-from attn_dispatch.serving.tables import PageTables
+from attn_dispatch.serving.tables import PageTables, check_type
 
 _KEYS_AXIS = {"NHD": -3, "HND": -2}
 """The axis of a page's keys, by kv_layout."""
@@ -72,9 +72,10 @@ def write(
         exceed those in `new`. Traced numbers are not checked; rows that do not exist are not
         written.
     """
-    if isinstance(pages, PageTables) or not isinstance(tables, PageTables):
+    if any(isinstance(x, PageTables) for x in (pages, new)):
         kinds = ", ".join(type(x).__name__ for x in (pages, new, tables))
         raise ValueError(f"write: expected pages, new and PageTables in this order, got {kinds}")
+    check_type(tables)
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
     axis = _KEYS_AXIS[check_choice("kv_layout", kv_layout, get_args(KvLayout), likeness=1.0)]
     is_pool = pages.ndim == 5 and pages.shape[1] == 2
@@ -99,7 +100,7 @@ def write(
             raise ValueError(
                 f"tokens: expected numbers from 0 to {new.shape[1]}, got {known.tolist()}"
             )
-        _check_room("tokens", tables, number)
+        _check_room("new" if tokens is None else "tokens", tables, number)
         within = jnp.arange(new.shape[1], dtype=jnp.int32)[None]
         slot = jnp.arange(slots, dtype=jnp.int32)[:, None]
         place = (tables.lengths - number)[:, None] + within
@@ -145,9 +146,10 @@ def _check_room(name: str, tables: PageTables, number: jax.Array) -> None:
         return
     if (known > lengths).any():
         slot = int(np.argmax(known > lengths))
+        hint = "; pass tokens where slots have grown by fewer" if name == "new" else ""
         raise ValueError(
             f"{name}: expected no more keys than slot {slot} has after grow, {int(lengths[slot])}, "
-            f"got {int(known[slot])}"
+            f"got {int(known[slot])}{hint}"
         )
 
 

@@ -15,8 +15,7 @@ from attn_dispatch.serving.tables import (
     checked_integers_by_slot,
     counted_references,
     free_pages_in_order,
-    raise_if_known_failed,
-    raise_if_known_moved,
+    raise_if_known_unusable,
     unchanged_if_failed,
     with_count_changed,
 )
@@ -43,12 +42,12 @@ def reorder(tables: PageTables, parents: ArrayLike) -> tuple[PageTables, jax.Arr
     Raises:
       OutOfPages: there are not enough pages, or tables have failed before. In traced code nothing
         is raised, nothing changes, and `failed` is True from then on.
-      ValueError: parents are not [B], or not slots; or pages have other references than the table
-        has, as after `table[parents]`. In traced code such values are a failure too.
+      ValueError: parents are not [B], or not slots; or tables as for `grow`. In traced code such
+        values are a failure too.
     """
-    raise_if_known_failed(tables)
+    is_moved = raise_if_known_unusable(tables)
     parents = checked_integers_by_slot("parents", tables, parents)
-    slots, is_moved = parents.shape[0], raise_if_known_moved(tables)
+    slots = parents.shape[0]
     is_wrong = ((parents < -1) | (parents >= slots)).any()
     if not is_tracer(is_wrong) and is_wrong:
         raise ValueError(

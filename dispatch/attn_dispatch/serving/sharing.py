@@ -12,7 +12,8 @@ from attn_dispatch.serving.reordering import reorder
 from attn_dispatch.serving.tables import (
     NO_PAGE,
     PageTables,
-    raise_if_known_failed,
+    check_type,
+    raise_if_known_unusable,
     unchanged_if_failed,
     with_count_changed,
     with_lengths,
@@ -40,12 +41,12 @@ def share_prefix(
 
     Raises:
       OutOfPages: tables have failed before.
-      ValueError: source and target are not two slots, tokens are below 0, or the prefix ends in a
-        page that was freed. In traced code invalid values raise nothing: nothing changes, and
-        `failed` is True from then on.
+      ValueError: tables as for `grow`; source and target are not two slots, tokens are below 0, or
+        the prefix ends in a page that was freed. In traced code invalid values raise nothing:
+        nothing changes, and `failed` is True from then on.
     """
-    raise_if_known_failed(tables)
-    is_impossible = _check_pair(tables, source, target, tokens)
+    is_moved = raise_if_known_unusable(tables)
+    is_impossible = is_moved | _check_pair(tables, source, target, tokens)
     pages = _whole_pages(tables, source, tokens)
     is_gone = (pages > 0) & (tables.table[source, jnp.maximum(pages - 1, 0)] < 0)
     if not is_tracer(is_gone) and is_gone:
@@ -100,7 +101,7 @@ def fork(
       OutOfPages: as for `reorder`.
       ValueError: source and target are not two slots, or as for `reorder`.
     """
-    raise_if_known_failed(tables)
+    check_type(tables)
     is_impossible = _check_pair(tables, source, target, 0)
     parents = jnp.arange(tables.lengths.shape[0]).at[target].set(source)
     forked, from_page, to_page = reorder(tables, jnp.where(is_impossible, _NO_SLOT, parents))

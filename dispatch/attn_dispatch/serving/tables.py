@@ -92,12 +92,11 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     Raises:
       OutOfPages: there are not enough pages, or tables have failed before. In traced code nothing
         is raised, nothing changes, and `failed` is True from then on.
-      ValueError: tokens are not [B]; or rows of the table were moved without `reorder`, as in
-        `table[parents]`, so that references are wrong or sequences would write to one page. In
-        traced code such tables are a failure too.
+      ValueError: tokens are not [B]; or sequences would write to one page; or rows of the table
+        were moved without `reorder`, as in `table[parents]`, which is noticed as far as references
+        or lengths no longer fit the table. In traced code such tables are a failure too.
     """
-    raise_if_known_failed(tables)
-    is_moved = raise_if_known_moved(tables)
+    is_moved = raise_if_known_unusable(tables)
     tokens = checked_integers_by_slot("tokens", tables, tokens)
     lengths = tables.lengths + tokens
     have, want = tables.pages_of(tables.lengths), tables.pages_of(lengths)
@@ -146,11 +145,12 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
 
     Raises:
       OutOfPages: tables have failed before.
-      ValueError: tokens are not [B], or below 0; or a sequence would end inside a page that is
-        shared, or that `free_behind` has freed, where nothing could be written. In traced code
-        invalid values raise nothing: nothing changes, and `failed` is True from then on.
+      ValueError: tables as for `grow`; tokens are not [B], or below 0; or a sequence would end
+        inside a page that is shared, or that `free_behind` has freed, where nothing could be
+        written. In traced code invalid values raise nothing: nothing changes, and `failed` is True
+        from then on.
     """
-    raise_if_known_failed(tables)
+    is_moved = raise_if_known_unusable(tables)
     tokens = checked_integers_by_slot("tokens", tables, tokens)
     lengths = jnp.clip(tables.lengths - tokens, 0, tables.lengths)
     page, is_shared = _last_page_is_shared(tables, lengths)
@@ -170,7 +170,7 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
             "tokens: expected a number after which no sequence ends inside a shared or freed page; "
             f"slot {slot} would keep {int(lengths[slot])} keys, and end inside {where}"
         )
-    return unchanged_if_failed(is_impossible, tables, with_lengths(tables, lengths))
+    return unchanged_if_failed(is_impossible | is_moved, tables, with_lengths(tables, lengths))
 
 
 def _last_page_is_shared(tables: PageTables, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -188,8 +188,15 @@ def free(tables: PageTables, slots: ArrayLike) -> PageTables:
     Args:
       tables: the state.
       slots: bool [B], True for those to end.
+
+    Raises:
+      ValueError: slots are not bool [B], or tables as for `grow`.
     """
-    return with_lengths(tables, jnp.where(checked_slots(tables, slots), 0, tables.lengths))
+    check_type(tables)
+    is_moved = raise_if_known_moved(tables)
+    is_ended = checked_slots(tables, slots) & ~is_moved
+    freed = with_lengths(tables, jnp.where(is_ended, 0, tables.lengths))
+    return replace(freed, failed=tables.failed | is_moved)
 
 
 def raise_if_failed(tables: PageTables) -> None:
@@ -202,6 +209,7 @@ def raise_if_failed(tables: PageTables) -> None:
         page, or got a number of tokens or a window below 0, or parents that are not slots.
       ValueError: rows of the table were moved without `reorder`.
     """
+    check_type(tables)
     if tables.failed:
         raise_if_known_moved(tables)
         number, room = tables.references.shape[0], tables.table.shape[1] * tables.page_size
@@ -214,13 +222,24 @@ def raise_if_failed(tables: PageTables) -> None:
 
 def recovered(tables: PageTables) -> PageTables:
     """The tables after a failure, ready for use: sequences are as they were before it."""
+    check_type(tables)
     return replace(tables, failed=jnp.zeros((), bool))
 
 
-def raise_if_known_failed(tables: PageTables) -> None:
-    """Raise the error of a failure in traced code, if `failed` is known."""
+def check_type(tables: object) -> None:
+    """Check that an argument is tables, and no result with more in it."""
+    if not isinstance(tables, PageTables):
+        got = type(tables).__name__
+        hint = "; reorder and fork return (tables, from_page, to_page)" * isinstance(tables, tuple)
+        raise ValueError(f"tables: expected PageTables, got {got}{hint}")
+
+
+def raise_if_known_unusable(tables: PageTables) -> jax.Array:
+    """bool []: whether rows were moved; raises if that, or a failure in traced code, is known."""
+    check_type(tables)
     if not is_tracer(tables.failed):
         raise_if_failed(tables)
+    return raise_if_known_moved(tables)
 
 
 def with_lengths(tables: PageTables, lengths: jax.Array) -> PageTables:
@@ -250,21 +269,47 @@ def counted_references(table: jax.Array, num_pages: int) -> jax.Array:
 
 
 def raise_if_known_moved(tables: PageTables) -> jax.Array:
-    """bool []: whether pages have other references than the table has; raises if that is known.
+    """bool []: whether the table does not fit the references or lengths; raises if that is known.
 
-    They do after rows of the table were moved without the functions of this module. Several
+    It does not after rows of the table were moved without the functions of this module. Several
     sequences might then write to one page, and pages that are in use might become free.
     """
     found = counted_references(tables.table, tables.references.shape[0])
-    is_moved = (found != tables.references).any()
+    is_counted_wrong, is_misfit = found != tables.references, _does_not_fit_length(tables)
+    is_moved = is_counted_wrong.any() | is_misfit.any()
     if not is_tracer(is_moved) and is_moved:
-        page = int(jnp.argmax(found != tables.references))
+        if is_counted_wrong.any():
+            page = int(jnp.argmax(is_counted_wrong))
+            problem = (
+                f"references to say how many rows of the table have each page, got "
+                f"{int(tables.references[page])} for page {page}, which {int(found[page])} have"
+            )
+        else:
+            slot = int(jnp.argmax(is_misfit))
+            problem = (
+                f"{int(tables.pages_of(tables.lengths)[slot])} pages for the "
+                f"{int(tables.lengths[slot])} keys of slot {slot}, got the row "
+                f"{tables.table[slot].tolist()}"
+            )
         raise ValueError(
-            f"tables: expected references to say how many rows of the table have each page, got "
-            f"{int(tables.references[page])} for page {page}, which {int(found[page])} have. To "
-            "move rows, as in table[parents], take serving.reorder(tables, parents)"
+            f"tables: expected {problem}. To move rows, as in table[parents], take "
+            "serving.reorder(tables, parents)"
         )
     return is_moved
+
+
+def _does_not_fit_length(tables: PageTables) -> jax.Array:
+    """bool [B]: whether a sequence has a page past its length, or none where it must have one.
+
+    `free_behind` frees pages from the first on, but none that is not full.
+    """
+    column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)[None]
+    lengths, has_page = tables.lengths[:, None], tables.table >= 0
+    is_past = column * tables.page_size >= lengths
+    is_partial = ~is_past & ((column + 1) * tables.page_size > lengths)
+    follows_one = jnp.pad(has_page[:, :-1], ((0, 0), (1, 0)))
+    must_have = is_partial | (follows_one & ~is_past)
+    return ((has_page & is_past) | (must_have & ~has_page)).any(axis=1)
 
 
 def free_pages_in_order(references: jax.Array) -> jax.Array:
