@@ -16,7 +16,7 @@ from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
 from attn_dispatch.core.sketch import of_program
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import default_device, device_for
+from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.devices.target_names import Target
 from attn_dispatch.warning import warn_of_convention
@@ -67,12 +67,21 @@ def explain_program(
             f"explain_program: expected a function, got {function!r:.60}; pass the function "
             "itself, and its arguments behind it"
         )
-    if target is not None:
-        with target_block(target):
-            return explain_program(function, *args, mesh=mesh)
-    if len(targets := settings.current().targets) > 1:
-        raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
-    device = default_device()
+    with nullcontext() if target is None else target_block(target):
+        targets = settings.current().targets
+        if len(targets) > 1:
+            raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
+        # Calls that the program makes in a block with another target are judged for this one.
+        with settings.forced({"targets": targets}):
+            return _explained_for(default_device(), function, args, mesh)
+
+
+def _explained_for(
+    device: Device,
+    function: Callable[..., object],
+    args: Sequence[object],
+    mesh: Mesh | AbstractMesh | None,
+) -> ProgramExplanation:
     program = traced(function, args, device, mesh)
     is_on_mesh = is_for_several_devices(program)
     own = OwnCalls(lambda: of_program(program, device.platform) if is_on_mesh else None)
@@ -151,7 +160,5 @@ def _explained(pair: Pair, device: Device) -> ProgramCall:
     call = pair.forward or pair.backward
     assert call is not None
     with settings.within(pair.settings):
-        if "targets" in dict(pair.settings.changes):
-            device = device_for(device.platform)
         explanation = explain_specs(call, device, pair.forward, pair.backward, pair.share)
     return ProgramCall(pair.place, pair.forward_runs, pair.backward_runs, explanation)
