@@ -253,6 +253,13 @@ def test_a_step_that_does_not_return_its_gradients_is_found_out():
         assert not found.lacks_backward and "none in the program" not in str(found)
 
 
+    def forgets_the_gradient(ws: Any, x: Any) -> Any:
+        jax.grad(loss)(ws, x)
+        return layer(x, ws[0])
+
+    with pytest.warns(AttentionConventionWarning, match="forgets_the_gradient differentiates"):
+        assert_kernels(forgets_the_gradient, W, X, target="h100")
+
 @needs_cudnn
 def test_a_teacher_whose_gradient_is_stopped_passes():
     def distillation(w: Any, x: Any) -> Any:

@@ -23,7 +23,7 @@ from attn_dispatch.warning import warn_of_convention
 from attn_dispatch.whole_programs.allowed import Allowed
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
 from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
-from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair
+from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair, has_backward
 from attn_dispatch.whole_programs.runs import Runs
 from attn_dispatch.whole_programs.tracing import is_for_several_devices, traced
 from attn_dispatch.whole_programs.walk import walk
@@ -92,10 +92,13 @@ def _explained_for(
             return [None for _ in equation.outvars]
         return others.rule(equation, facts, runs)
 
-    walk(without_dead_code(program.jaxpr.jaxpr), rule)
+    written = program.jaxpr.jaxpr
+    kept = without_dead_code(written)
+    walk(kept, rule)
     name = getattr(function, "__name__", type(function).__name__)
     calls = tuple(_explained(x, device) for x in own.pairs())
-    return ProgramExplanation(name, device, calls, others.found())
+    drops_backward = has_backward(written) and not has_backward(kept)
+    return ProgramExplanation(name, device, calls, others.found(), drops_backward)
 
 
 def assert_kernels(
@@ -127,7 +130,8 @@ def assert_kernels(
       The `ProgramExplanation`.
 
     Warns:
-      AttentionConventionWarning: the program differentiates attention, but has no backward pass.
+      AttentionConventionWarning: the function differentiates attention, but nothing that it returns
+        depends on a derivative, so that its program has no backward pass of any call.
 
     Raises:
       AssertionError: with the calls that no allowed kernel runs, or that may be left to XLA when
