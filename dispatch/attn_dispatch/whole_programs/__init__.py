@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 from attn_dispatch import settings
-from attn_dispatch.call.static_arguments import check_implementation
+from attn_dispatch.call.static_arguments import Implementations, check_implementation
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
@@ -107,7 +107,7 @@ def assert_kernels(
     target: Target | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     allow_others: bool = False,
-    implementations: str | Sequence[str] | None = None,
+    implementations: Implementations = None,
 ) -> ProgramExplanation:
     """Check that a vendor's kernel would run every attention of a program, forward and backward.
 
@@ -123,8 +123,9 @@ def assert_kernels(
       mesh: the mesh, as in `explain_program`.
       allow_others: whether the program may also have attention that is no call of attn_dispatch.
       implementations: the name of the implementation that may run a call, or several names; None
-        allows every vendor's kernel. "xla" among them allows XLA where the call asks for it, or
-        where it is predicted or measured to be faster, and no fallback to it.
+        allows every vendor's kernel. "xla" among them allows XLA where the call's own
+        `implementation` has "xla", or where it is predicted or measured to be faster, and no
+        fallback to it.
 
     Returns:
       The `ProgramExplanation`.
