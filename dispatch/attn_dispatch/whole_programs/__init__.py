@@ -16,7 +16,7 @@ from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
 from attn_dispatch.core.sketch import of_program
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import default_device
+from attn_dispatch.devices.target import device_to_explain
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.devices.target_names import Target
 from attn_dispatch.warning import warn_of_convention
@@ -68,12 +68,10 @@ def explain_program(
             "itself, and its arguments behind it"
         )
     with nullcontext() if target is None else target_block(target):
-        targets = settings.current().targets
-        if len(targets) > 1:
-            raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
+        device = device_to_explain("explain_program")
         # Calls that the program makes in a block with another target are judged for this one.
-        with settings.forced({"targets": targets}):
-            return _explained_for(default_device(), function, args, mesh)
+        with settings.forced({"targets": settings.current().targets}):
+            return _explained_for(device, function, args, mesh)
 
 
 def _explained_for(
@@ -143,9 +141,17 @@ def assert_kernels(
     with nullcontext() if target is None else target_block(target):
         found = explain_program(function, *args, mesh=mesh)
     if found.device.platform not in ("cuda", "rocm"):
-        raise ValueError(f"assert_kernels: expected a GPU as target, got {found.device}")
+        raise ValueError(
+            f"assert_kernels: expected a GPU as target, got {found.device} (remedy: pass "
+            'target="h100", or in a shell --target h100)'
+        )
     judged = replace(found, others=()) if allow_others else found
     if not judged.calls and not judged.others:
+        if found.others:
+            raise AssertionError(
+                f"expected a call of attn_dispatch in {found.name}, got only attention that does "
+                f"not go through it:\n{found}"
+            )
         raise AssertionError(f"expected attention in {found.name}, got none ({_RETURN_IT})")
     if wrong := judged.not_by(allowed):
         raise AssertionError(f"expected {allowed} for every attention, got these without:\n{wrong}")
