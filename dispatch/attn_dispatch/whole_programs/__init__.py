@@ -47,7 +47,7 @@ def explain_program(
         `jax.grad`, `jax.vmap`, `jax.shard_map` and the like.
       *args: its arguments: pytrees of arrays, or of `jax.ShapeDtypeStruct` in their places. Leaves
         that are neither, such as numbers, texts and functions, are passed as they are. For keyword
-        arguments, pass a `functools.partial` or a lambda as the function.
+        arguments, pass a `functools.partial` as the function, or a lambda if they are structs.
       target: the device to explain for, as in `attn_dispatch.target`; it need not be present. None
         means the target in force if there is one, otherwise JAX's default device.
       mesh: the mesh in whose `jax.set_mesh` block the program runs, if any. An `AbstractMesh` needs
