@@ -268,6 +268,18 @@ def test_explained_programs_have_the_settings_of_their_calls():
     assert call.share is not None and call.share.strategy == "gather"
 
 
+@pytest.mark.parametrize("name", ["gfx942", "h100", "cpu"])
+@pytest.mark.parametrize("kind", list(AxisType)[:2])
+def test_blocks_in_a_program_do_not_change_the_target_of_its_list(name: str, kind: AxisType):
+    mesh = AbstractMesh((4,), ("s",), axis_types=(kind,))
+    q = jax.ShapeDtypeStruct((4, 128, 4, 64), BF16, sharding=NamedSharding(mesh, P("s")))
+    program = jax.grad(lambda q: inside(attend, "target", name)(q).astype(jnp.float32).sum())
+    expected, found = (explain_program(x, q, target="gfx950") for x in (jax.grad(loss), program))
+    assert found.calls[0].explanation.device == found.device == expected.device
+    assert str(found.calls[0].explanation) == str(expected.calls[0].explanation)
+    assert found.calls[0].share == expected.calls[0].share and found.fallbacks == ()
+
+
 def test_strategies_inside_a_program_that_the_partitioner_splits():
     report = report_of("tests.settings_on_a_mesh", devices=4)
     assert report["inside"] == report["around"]

@@ -13,7 +13,6 @@ from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
-from attn_dispatch import settings
 from attn_dispatch.api import dot_product_attention, ragged_call, ragged_dot_product_attention
 from attn_dispatch.call.arguments import Arguments, holds_structs, with_known_lengths
 from attn_dispatch.call.foreign_names import check_names
@@ -31,7 +30,7 @@ from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch, of_program
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import default_device
+from attn_dispatch.devices.target import device_to_explain
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.devices.target_names import Target
 from attn_dispatch.paged import paged_attention, paged_calls
@@ -103,9 +102,7 @@ def explain(
     if target is not None:
         with target_block(target):
             return explain(*args, **kwargs)
-    if len(targets := settings.current().targets) > 1:
-        raise ValueError(f"explain: expected target= with {targets} in force, got None")
-    call, device = _public_call(args, kwargs), default_device()
+    device, call = device_to_explain("explain"), _public_call(args, kwargs)
     explained = partial(explain_call, device=device, has_lse_grad=call.arguments.return_lse)
     calls, sketch = _traced(call, device)
     *singles, found = (explained(*_of_one_device(x, sketch)) for x in calls)

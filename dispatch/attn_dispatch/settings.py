@@ -120,10 +120,12 @@ class _InForce:
 
     settings: Settings
     of_blocks: CallSettings = CallSettings()
+    forced: CallSettings = CallSettings()
+    """The settings that also hold for calls that bring others."""
 
     def within(self, changes: CallSettings) -> _InForce:
         """The same where a block or a call sets some settings."""
-        return replace(self, settings=changes.over(self.settings))
+        return replace(self, settings=self.forced.over(changes.over(self.settings)))
 
 
 _context = jax.make_user_context(None)
@@ -147,6 +149,13 @@ def of_blocks() -> CallSettings:
 def within(call: CallSettings) -> AbstractContextManager[None]:
     """A block in which the settings of a call are in force, over those around it."""
     return _context(_in_force().within(call)) if call.changes else nullcontext()
+
+
+def forced(changes: Mapping[str, object]) -> AbstractContextManager[None]:
+    """A block in which settings hold even for blocks inside it and for calls that bring others."""
+    before = _in_force()
+    now = replace(before, forced=before.forced.changed(changes))
+    return _context(now.within(CallSettings()))
 
 
 def _from_environment() -> Settings:
@@ -257,7 +266,7 @@ def why_no_cache_path(variable: str) -> str:
 
 def restored(value: Settings) -> AbstractContextManager[None]:
     """A block in which these are the settings in force."""
-    return _context(_InForce(value))
+    return _context(_InForce(value, forced=_in_force().forced))
 
 
 class Block:

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch import (
     api,
+    assert_kernels,
     context_parallel,
     dot_product_attention,
     fallback,
@@ -61,6 +62,8 @@ def typed(flag: bool) -> None:
     call(Q, Q, Q, causal_alignment="bottom")  # pyright: ignore[reportArgumentType, reportCallIssue]
     call(Q, Q, Q, sequence_order="zig-zag")  # pyright: ignore[reportArgumentType, reportCallIssue]
     call(Q, Q, Q, causal=True)  # pyright: ignore[reportCallIssue]
+    assert_kernels(call, Q, implementations=["cudnn", OwnName("toy")])
+    assert_kernels(call, Q, implementations="cuddn")  # pyright: ignore[reportArgumentType]
     fallback("raise")  # pyright: ignore[reportArgumentType]
     context_parallel("ulysses")  # pyright: ignore[reportArgumentType]
     sharded_dropout("equal")  # pyright: ignore[reportArgumentType]

@@ -235,7 +235,7 @@ def test_explain_needs_target_if_several_are_in_force():
     x = jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)
     with attn_dispatch.target("sm90", "gfx942"):
         with pytest.raises(
-            ValueError, match=r"expected target= with \('sm90', 'gfx942'\) in force"
+            ValueError, match=r"got \('sm90', 'gfx942'\) in force \(remedy: pass target='sm90'\)"
         ):
             explain(x, x, x)
         assert explain(x, x, x, target="gfx942").device.arch == "gfx942"

@@ -135,7 +135,7 @@ def test_a_call_that_may_be_left_to_xla_at_run_time_fails_the_check(
     ("given", "message"),
     [
         ("kernl", "or a list of them; got 'kernl'; did you mean 'kernel'?"),
-        (("XLA", "kernel"), "did you mean 'xla'?"),
+        (("XLA", "othr"), r"got \('XLA', 'othr'\); did you mean 'xla'\?"),
         ((), r"one of \('kernel', 'other', 'xla'\), or a list of them; got \(\)$"),
     ],
 )

@@ -187,9 +187,10 @@ def test_reasons_of_a_fallback_are_listed_with_its_direction():
 def test_wrong_targets_are_errors():
     with pytest.raises(ValueError, match="target: expected a product"):
         explain_program(attend, Q, target="h1000")
-    with attn_dispatch.target("h100", "mi300x"), pytest.raises(ValueError, match="expected target"):
+    with attn_dispatch.target("h100", "mi300x"), pytest.raises(ValueError, match="pass target='h"):
         explain_program(attend, Q)
-    with pytest.raises(ValueError, match="assert_kernels: expected a GPU as target, got CPU"):
+    message = r'assert_kernels: expected a GPU as target, got CPU .*pass target="h100"'
+    with pytest.raises(ValueError, match=message):
         assert_kernels(attend, Q, target="cpu")
 
 
@@ -236,6 +237,9 @@ def test_assert_kernels_raises_if_a_call_has_no_kernel():
     number = "both: 1 attention call of attn_dispatch, 0 of them without a kernel"
     assert number in str(raised.value)
     assert len(assert_kernels(both, Q, target="h100", allow_others=True).others) == 1
+    message = r"(?s)got only attention that does not go .*jax\.nn\.dot_product_attention\s+on XLA"
+    with pytest.raises(AssertionError, match=message):
+        assert_kernels(jax.nn.dot_product_attention, Q, Q, Q, target="h100", allow_others=True)
 
 
 @needs_cudnn
@@ -248,6 +252,13 @@ def test_a_step_that_does_not_return_its_gradients_is_found_out():
     assert found.lacks_backward and "\nbackward  none in the program" in str(found)
     with pytest.warns(AttentionConventionWarning, match="returns_the_loss differentiates"):
         assert_kernels(returns_the_loss, W, X, target="h100")
+
+    def forgets_the_gradient(ws: Any, x: Any) -> Any:
+        jax.grad(loss)(ws, x)
+        return layer(x, ws[0])
+
+    with pytest.warns(AttentionConventionWarning, match="forgets_the_gradient differentiates"):
+        assert_kernels(forgets_the_gradient, W, X, target="h100")
     for uses_it in (jax.value_and_grad(loss), lambda ws, x: jax.jvp(loss, (ws, x), (ws, x))):
         found = explain_program(uses_it, W, X, target="h100")
         assert not found.lacks_backward and "none in the program" not in str(found)

@@ -81,6 +81,20 @@ def default_device() -> Device:
     return device_for(platform_of(local_devices()[0]))
 
 
+def device_to_explain(name: str) -> Device:
+    """`default_device` for the public function of this name.
+
+    Raises:
+      ValueError: several targets are in force.
+    """
+    if len(targets := settings.current().targets) > 1:
+        raise ValueError(
+            f"{name}: expected one target, got {targets} in force (remedy: pass "
+            f"target={targets[0]!r})"
+        )
+    return default_device()
+
+
 def platform_of(device: JaxDevice) -> str:
     """A device's platform by lowering's name. JAX calls the platform of both vendors "gpu"."""
     if device.platform != "gpu":

@@ -11,20 +11,20 @@ from jax.sharding import AbstractMesh, Mesh
 
 from attn_dispatch import settings
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
-from attn_dispatch.call.static_arguments import check_implementation
+from attn_dispatch.call.static_arguments import Implementations, check_implementation
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
 from attn_dispatch.core.sketch import of_program
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import default_device, device_for
+from attn_dispatch.devices.target import device_to_explain
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.devices.target_names import Target
 from attn_dispatch.warning import warn_of_convention
 from attn_dispatch.whole_programs.allowed import Allowed
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
 from attn_dispatch.whole_programs.other_attention import Fact, OtherCalls
-from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair
+from attn_dispatch.whole_programs.own_calls import OwnCalls, Pair, has_backward
 from attn_dispatch.whole_programs.runs import Runs
 from attn_dispatch.whole_programs.tracing import is_for_several_devices, traced
 from attn_dispatch.whole_programs.walk import walk
@@ -48,7 +48,7 @@ def explain_program(
         `jax.grad`, `jax.vmap`, `jax.shard_map` and the like.
       *args: its arguments: pytrees of arrays, or of `jax.ShapeDtypeStruct` in their places. Leaves
         that are neither, such as numbers, texts and functions, are passed as they are. For keyword
-        arguments, pass a `functools.partial` or a lambda as the function.
+        arguments, pass a `functools.partial` as the function, or a lambda if they are structs.
       target: the device to explain for, as in `attn_dispatch.target`; it need not be present. None
         means the target in force if there is one, otherwise JAX's default device.
       mesh: the mesh in whose `jax.set_mesh` block the program runs, if any. An `AbstractMesh` needs
@@ -68,12 +68,19 @@ def explain_program(
             f"explain_program: expected a function, got {function!r:.60}; pass the function "
             "itself, and its arguments behind it"
         )
-    if target is not None:
-        with target_block(target):
-            return explain_program(function, *args, mesh=mesh)
-    if len(targets := settings.current().targets) > 1:
-        raise ValueError(f"explain_program: expected target= with {targets} in force, got None")
-    device = default_device()
+    with nullcontext() if target is None else target_block(target):
+        device = device_to_explain("explain_program")
+        # Calls that the program makes in a block with another target are judged for this one.
+        with settings.forced({"targets": settings.current().targets}):
+            return _explained_for(device, function, args, mesh)
+
+
+def _explained_for(
+    device: Device,
+    function: Callable[..., object],
+    args: Sequence[object],
+    mesh: Mesh | AbstractMesh | None,
+) -> ProgramExplanation:
     program = traced(function, args, device, mesh)
     is_on_mesh = is_for_several_devices(program)
     own = OwnCalls(lambda: of_program(program, device.platform) if is_on_mesh else None)
@@ -84,10 +91,13 @@ def explain_program(
             return [None for _ in equation.outvars]
         return others.rule(equation, facts, runs)
 
-    walk(without_dead_code(program.jaxpr.jaxpr), rule)
+    written = program.jaxpr.jaxpr
+    kept = without_dead_code(written)
+    walk(kept, rule)
     name = getattr(function, "__name__", type(function).__name__)
     calls = tuple(_explained(x, device) for x in own.pairs())
-    return ProgramExplanation(name, device, calls, others.found())
+    drops_backward = has_backward(written) and not has_backward(kept)
+    return ProgramExplanation(name, device, calls, others.found(), drops_backward)
 
 
 @hints_at_foreign_names
@@ -97,7 +107,7 @@ def assert_kernels(
     target: Target | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     allow_others: bool = False,
-    implementations: str | Sequence[str] | None = None,
+    implementations: Implementations = None,
 ) -> ProgramExplanation:
     """Check that a vendor's kernel would run every attention of a program, forward and backward.
 
@@ -113,14 +123,16 @@ def assert_kernels(
       mesh: the mesh, as in `explain_program`.
       allow_others: whether the program may also have attention that is no call of attn_dispatch.
       implementations: the name of the implementation that may run a call, or several names; None
-        allows every vendor's kernel. "xla" among them allows XLA where the call asks for it, or
-        where it is predicted or measured to be faster, and no fallback to it.
+        allows every vendor's kernel. "xla" among them allows XLA where the call's own
+        `implementation` has "xla", or where it is predicted or measured to be faster, and no
+        fallback to it.
 
     Returns:
       The `ProgramExplanation`.
 
     Warns:
-      AttentionConventionWarning: the program differentiates attention, but has no backward pass.
+      AttentionConventionWarning: the function differentiates attention, but nothing that it returns
+        depends on a derivative, so that its program has no backward pass of any call.
 
     Raises:
       AssertionError: with the calls that no allowed kernel runs, or that may be left to XLA when
@@ -131,9 +143,17 @@ def assert_kernels(
     with nullcontext() if target is None else target_block(target):
         found = explain_program(function, *args, mesh=mesh)
     if found.device.platform not in ("cuda", "rocm"):
-        raise ValueError(f"assert_kernels: expected a GPU as target, got {found.device}")
+        raise ValueError(
+            f"assert_kernels: expected a GPU as target, got {found.device} (remedy: pass "
+            'target="h100", or in a shell --target h100)'
+        )
     judged = replace(found, others=()) if allow_others else found
     if not judged.calls and not judged.others:
+        if found.others:
+            raise AssertionError(
+                f"expected a call of attn_dispatch in {found.name}, got only attention that does "
+                f"not go through it:\n{found}"
+            )
         raise AssertionError(f"expected attention in {found.name}, got none ({_RETURN_IT})")
     if wrong := judged.not_by(allowed):
         remedy = select.remedy_elsewhere(allowed.names, found.device)
@@ -157,7 +177,5 @@ def _explained(pair: Pair, device: Device) -> ProgramCall:
     call = pair.forward or pair.backward
     assert call is not None
     with settings.within(pair.settings):
-        if "targets" in dict(pair.settings.changes):
-            device = device_for(device.platform)
         explanation = explain_specs(call, device, pair.forward, pair.backward, pair.share)
     return ProgramCall(pair.place, pair.forward_runs, pair.backward_runs, explanation)

@@ -95,6 +95,9 @@ class ProgramExplanation:
     """The calls of attn_dispatch, in the order of the program."""
     others: tuple[OtherAttention, ...]
     """Attention that is no call of attn_dispatch: matrix products, `jax.nn`, another's kernel."""
+    drops_backward: bool = False
+    """Whether the function has backward passes of attention that JAX leaves out of the program,
+    because nothing that it returns depends on them."""
 
     @property
     def fallbacks(self) -> tuple[ProgramCall, ...]:
@@ -103,11 +106,12 @@ class ProgramExplanation:
 
     @property
     def lacks_backward(self) -> bool:
-        """Whether the program differentiates attention, but has no backward pass of it."""
+        """Whether the function differentiates attention, but its program has no backward pass."""
         wanted = [x.explanation.call.wanted for x in self.calls]
         has_derivative = any(x.derivative for x in wanted)
         has_derivative |= any(x.explanation.backward for x in self.calls)
-        return not has_derivative and any(x.differentiated for x in wanted)
+        is_differentiated = self.drops_backward or any(x.differentiated for x in wanted)
+        return is_differentiated and not has_derivative
 
     def not_by(self, allowed: Allowed, width: int = _WIDTH) -> str:
         """The part of the list that nothing allowed runs, with remedies; "" if there is none."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import cast
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
@@ -26,6 +26,7 @@ from attn_dispatch.settings import CallSettings
 from attn_dispatch.typed_jax import type_of
 from attn_dispatch.whole_programs.places import Place, place_of
 from attn_dispatch.whole_programs.runs import Runs, total
+from attn_dispatch.whole_programs.walk import bodies
 
 
 @dataclass
@@ -87,6 +88,14 @@ class OwnCalls:
     def pairs(self) -> list[Pair]:
         """Each forward call with the backward call that belongs to it, in order."""
         return [pair for calls in self._found.values() for pair in _paired(calls)]
+
+
+def has_backward(program: Jaxpr) -> bool:
+    """Whether a backward call is anywhere in the program."""
+    return any(
+        x.primitive is attn_bwd_p or any(has_backward(body.jaxpr) for body in bodies(x))
+        for x in program.eqns
+    )
 
 
 @dataclass(frozen=True)
