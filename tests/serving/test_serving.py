@@ -366,7 +366,7 @@ def test_what_are_no_tables_raise(name: str):
     call, reordered = OF_TABLES[name], serving.reorder(tables(), [0, 0, 0, 0])
     with pytest.raises(ValueError, match=r"got tuple; reorder and fork return \(tables, from_page"):
         call(reordered)
-    with pytest.raises(ValueError, match=r"tables: expected PageTables, got ndarray$"):
+    with pytest.raises(ValueError, match=r"tables: expected PageTables, got an array$"):
         call(np.zeros(4, int))
 
 

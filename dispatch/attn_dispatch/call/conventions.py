@@ -127,11 +127,11 @@ _RULES = (
     Rule[CheckedCall](
         "call/causality_around_a_mod",
         lambda c: c.is_of_the_past and _mod_that_sees_ahead(c) is not None,
-        "{name} with mods.{mod}: a query attends to a key where both let it, so to none after "
-        "itself, in the prefix neither",
+        "{name} with mods.{mod}: a query attends to a key only where both let it, so to none "
+        "after itself, even in the prefix",
         lambda c: (
-            f". Leave out {_causality(c)}: {_mod_that_sees_ahead(c)} is causal itself, but for the "
-            "prefix"
+            f". {'Leave is_causal out' if c.arguments.is_causal else 'Pass (…, None)'}: "
+            f"{_mod_that_sees_ahead(c)} is causal itself"
         ),
         facts=lambda c: {"name": _causality(c), "mod": _mod_that_sees_ahead(c)},
     ),

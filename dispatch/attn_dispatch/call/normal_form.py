@@ -107,8 +107,9 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         words, dropout_impl = key_data(given["dropout_key"])
         operands["dropout_key"] = shape.shared(words)
 
+    sizes = sizes_for_mods(whole, given)
     for mod in (a.score_mod, a.mask_mod):
-        check_mod(mod, sizes_for_mods(whole, given))
+        check_mod(mod, sizes)
     programs = _add_mods(operands, a, shape, given["query"].dtype)
 
     options = AttentionOptions(

@@ -11,6 +11,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.static_arguments import check_positive_int
@@ -229,7 +230,8 @@ def recovered(tables: PageTables) -> PageTables:
 def check_type(tables: object) -> None:
     """Check that an argument is tables, and no result with more in it."""
     if not isinstance(tables, PageTables):
-        got = type(tables).__name__
+        is_array = isinstance(tables, jax.Array | np.ndarray)
+        got = "an array" if is_array else type(tables).__name__
         hint = "; reorder and fork return (tables, from_page, to_page)" * isinstance(tables, tuple)
         raise ValueError(f"tables: expected PageTables, got {got}{hint}")
 
