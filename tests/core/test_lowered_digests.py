@@ -10,11 +10,17 @@ import jax
 import pytest
 
 from attn_dispatch_tools.verify.cases import CASES
-from tests.scripts.sameness import TARGETS, digest, digests_file, lowered_case, read_digests
+from tests.scripts.sameness import (
+    OLDEST_JAX,
+    TARGETS,
+    digest,
+    digests_file,
+    lowered_case,
+    read_digests,
+)
 from tests.support.backend import needs_cudnn
 from tests.support.extent import sample
 
-OLDEST = "0.10.2"
 # One in sixty takes 20 seconds; every case takes a quarter of an hour.
 SAMPLE = sample([x for x in CASES if x.transform != "eager"], 60)
 
@@ -22,7 +28,7 @@ SAMPLE = sample([x for x in CASES if x.transform != "eager"], 60)
 @pytest.fixture(scope="module")
 def recorded_digests() -> dict[str, dict[str, str]]:
     if not digests_file().exists():
-        assert jax.__version__ != OLDEST
+        assert jax.__version__ != OLDEST_JAX
         pytest.skip(f"no digests are recorded for this JAX: {digests_file().name}")
     return read_digests()
 

@@ -40,6 +40,7 @@ from attn_dispatch_tools.verify.calls import CaseProgram, specs_in
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import CASES
 
+OLDEST_JAX = "0.10.2"
 RESULTS = Path(__file__).parents[1] / "results"
 SCRATCH = re.compile(r"tensor<\d+xui8>")
 TARGETS = {"sm90": "cuda", "gfx942": "rocm", "cpu": "cpu"}
@@ -86,14 +87,19 @@ def digest(program: str) -> str:
     return hashlib.sha256(SCRATCH.sub("tensor<?xui8>", program).encode()).hexdigest()[:8]
 
 
-def digests_file() -> Path:
-    return RESULTS / f"lowered-{jax.__version__}.json"
+def digests_file(version: str = jax.__version__) -> Path:
+    """The digests of a JAX version; of any but the oldest, those that differ from the oldest's."""
+    return RESULTS / f"lowered-{version}.json"
 
 
 def read_digests() -> dict[str, dict[str, str]]:
     """The recorded digests of each named case, by target."""
-    recorded: dict[str, str] = json.loads(digests_file().read_text())
+    recorded = _oldest_digests() | json.loads(digests_file().read_text())
     return {name: dict(zip(TARGETS, text.split(), strict=True)) for name, text in recorded.items()}
+
+
+def _oldest_digests() -> dict[str, str]:
+    return json.loads(digests_file(OLDEST_JAX).read_text())
 
 
 def write_digests(folder: Path) -> None:
@@ -103,6 +109,9 @@ def write_digests(folder: Path) -> None:
         for case in sorted(CASES, key=lambda x: x.name)
         if (file := file_of(folder, case)).exists()
     }
+    if jax.__version__ != OLDEST_JAX:
+        oldest = _oldest_digests()
+        found = {name: text for name, text in found.items() if text != oldest.get(name)}
     digests_file().write_text(json.dumps(found, indent=0, separators=(",", ":")) + "\n")
     print(f"{len(found)} cases in {digests_file()}")
 
