@@ -16,10 +16,10 @@ from attn_dispatch import (
     dot_product_attention,
     explain,
     explain_program,
-    inspection,
 )
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.library import CudnnLibrary
+from attn_dispatch.devices import target
 from attn_dispatch.devices.implementation import planner_reason
 from attn_dispatch.devices.target import parse
 from attn_dispatch.reason import Reason
@@ -151,7 +151,7 @@ def test_lowering_names_the_planner_and_the_command():
 def test_a_gpu_that_is_here_runs_xla(monkeypatch):
     """Then the program itself cannot use cuDNN, whatever a planner would say."""
     here = replace(parse("sm90"), properties=None, ordinal=0, is_present=True)
-    monkeypatch.setattr(inspection, "default_device", lambda: here)
+    monkeypatch.setattr(target, "default_device", lambda: here)
     found = explain(Q, Q, Q)
     assert found.device == here and found.chosen_forward == "xla"
     assert found.forward[0].reasons[-1].rule == "cudnn/library"
