@@ -17,7 +17,8 @@ constexpr int64_t kMostInt32 = (int64_t{1} << 31) - 1;
 // The time of planning grows with the head dim: 2,048 takes 1 s, 32,768 takes 13 s (9.28).
 constexpr int64_t kMostHeadDim = 4096;
 
-// Of arrays with one row, too: cudnn/call.py declares no longest sequence of one query.
+// The bound holds for arrays with one row, too: cudnn/call.py declares no longest sequence of one
+// query.
 constexpr int64_t kLeastPackedQueries = 2;
 
 constexpr struct {

@@ -261,8 +261,8 @@ class Shardings:
 
     @staticmethod
     def like_operands(spec: AttentionSpec, operands: Mapping[str, P]) -> Shardings:
-        """Those of a call with Explicit axes: a gradient is sharded as its operand, other results
-        are as query."""
+        """The shardings of a call with Explicit axes: a gradient has its operand's, other results
+        have query's."""
         if spec.is_backward:
             return Shardings(operands, tuple(operands[x] for x in spec.wanted.gradients))
         *leading, rows, heads, _ = operands["query"]

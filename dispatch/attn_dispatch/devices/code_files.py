@@ -15,10 +15,10 @@ from pathlib import Path
 from attn_dispatch.environment import TRUST_FILES, flag
 
 _HEADER = struct.Struct("<4s2s12xH12xQ14xHH6x")
-"""Of an ELF file: magic, class and byte order, machine, place of the table of segments, bytes of
-an entry, number of entries."""
+"""The header of an ELF file: magic, class and byte order, machine, place of the table of segments,
+bytes of an entry, number of entries."""
 _SEGMENT = struct.Struct("<I4xQ16xQ16x")
-"""Of a segment: type, place in the file, bytes in the file."""
+"""An entry of that table: type, place in the file, bytes in the file."""
 _MAGIC, _64_BITS_LITTLE_ENDIAN, _IS_MAPPED = b"\x7fELF", b"\x02\x01", 1
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MACHINES = {62: "x86_64", 183: "aarch64"}

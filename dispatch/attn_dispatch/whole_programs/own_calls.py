@@ -46,7 +46,7 @@ class Found:
 
     share: DeviceShare | None
     runs: list[Runs] = field(default_factory=list[Runs])
-    """Those at each place of the program."""
+    """How often the direction runs at each place of the program."""
 
 
 @dataclass(frozen=True)
