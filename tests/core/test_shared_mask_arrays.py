@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from tests.core.sharded_mask_arrays import LAYOUTS, MASKS
 from tests.support.made_arrays import KEEPS
-from tests.support.module_report import report_of
+from tests.support.module_report import report_of, report_with_cuda_plugin
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +29,7 @@ def test_devices_get_their_part_of_the_arrays(sharded_report, layout, mask):
 
 @pytest.fixture(scope="module")
 def hoisted_report() -> Any:
-    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
-    if not os.path.isdir(folder):
-        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
-    return report_of("tests.core.hoisted_mask_arrays", folder)
+    return report_with_cuda_plugin("tests.core.hoisted_mask_arrays")
 
 
 @pytest.mark.parametrize("mask", ["causal", "documents"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 from attn_dispatch.devices import clear_rows
 from tests.support.lowered import calls_in, lowered_for_cuda
-from tests.support.module_report import report_of
+from tests.support.module_report import report_with_cuda_plugin
 
 PADDING, REAL, INVALID = range(3)
 
@@ -78,10 +76,7 @@ def test_xla_clears_several_arrays(monkeypatch):
 
 @pytest.fixture(scope="module")
 def report():
-    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
-    if not os.path.isdir(folder):
-        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
-    return report_of("tests.devices.copied_to_clear", folder)
+    return report_with_cuda_plugin("tests.devices.copied_to_clear")
 
 
 @pytest.mark.parametrize("implementation", ["fa4", "flash"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
+
+import pytest
 
 from tests.support.repository import ROOT, environment
 
@@ -23,3 +26,12 @@ def report_of(module: str, *arguments: str, devices: int | None = None) -> Any:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def report_with_cuda_plugin(module: str) -> Any:
+    """`report_of` a module that compiles for GPUs that are not here; its argument is the folder of
+    JAX's CUDA plugin. Skips the test if there is no such folder."""
+    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
+    if not os.path.isdir(folder):
+        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
+    return report_of(module, folder)

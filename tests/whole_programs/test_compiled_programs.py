@@ -6,24 +6,19 @@ compiles the same programs for the GPUs that it finds.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from tests.support.backend import needs_cudnn
 from tests.support.model_programs import PROGRAMS
-from tests.support.module_report import report_of
+from tests.support.module_report import report_with_cuda_plugin
 from tests.support.optimized_hlo import Kernel, compiled
-
-PLUGIN = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
 
 
 @pytest.fixture(scope="module")
 def report() -> Any:
-    if not os.path.isdir(PLUGIN):
-        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
-    return report_of("tests.whole_programs.compiled_programs", PLUGIN)
+    return report_with_cuda_plugin("tests.whole_programs.compiled_programs")
 
 
 @needs_cudnn

@@ -3,7 +3,6 @@ exchange for it, which are those of the collectives in the compiled program."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import pytest
 from jax.sharding import use_abstract_mesh
 
 from attn_dispatch import context_parallel, explain_program
-from tests.support.module_report import report_of
+from tests.support.module_report import report_of, report_with_cuda_plugin
 from tests.support.present import present
 from tests.whole_programs.exchanging_programs import (
     CASES,
@@ -52,10 +51,7 @@ def test_the_list_has_the_calls_and_bytes_of_the_compiled_program(report: Any, n
 
 @pytest.fixture(scope="module")
 def report_of_gpus() -> Any:
-    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
-    if not os.path.isdir(folder):
-        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
-    return report_of("tests.whole_programs.exchanging_programs", folder)
+    return report_with_cuda_plugin("tests.whole_programs.exchanging_programs")
 
 
 MORE_WITH_LATER_JAX = ("heads, few of keys", "heads, zigzag", "cache")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 
 import jax
@@ -29,7 +28,7 @@ from attn_dispatch.core.context.cost import (
 from attn_dispatch.core.context.hardware import H100, H200, INFINITY_FABRIC, MI300X, NVLINK_4, Links
 from attn_dispatch.core.context.strategy_costs import all_gather, all_to_all, cost, costs, hop
 from attn_dispatch.reason import Reason, rules_of
-from tests.support.module_report import report_of
+from tests.support.module_report import report_with_cuda_plugin
 from tests.support.present import present
 
 TWO_H200 = Hardware(Devices(2), NVLINK_4, H200)
@@ -337,11 +336,8 @@ def test_bytes_are_those_that_devices_exchange(strategy, heads: int, kv_heads: i
 def test_a_ring_of_gpus_sends_what_is_modelled():
     """Received keys are not kept for the backward pass, and its first gradients have 16 bits.
     `explain_program` says the bytes of either pass."""
-    folder = os.environ.get("ATTN_DISPATCH_TEST_CUDA_PLUGIN", "")
-    if not folder:
-        pytest.skip("ATTN_DISPATCH_TEST_CUDA_PLUGIN names no folder with JAX's CUDA plugin")
-    for order, (of_program, modelled, listed) in report_of(
-        "tests.core.context.sent_by_gpus", folder
+    for order, (of_program, modelled, listed) in report_with_cuda_plugin(
+        "tests.core.context.sent_by_gpus"
     ).items():
         assert of_program == listed
         assert of_program == pytest.approx(modelled, rel=0.001 if order == "documents" else 0)
