@@ -6,7 +6,7 @@
 # make test      the whole test suite; builds the CUDA library, which can plan without a GPU
 # make test-older      tests/integrations with two older versions of each framework and the oldest JAX
 # make soak      20,000 drawn calls and every named one on XLA, every plan, the program of every named call,
-#                all of docs/models.md, and 20,000 hostile inputs of each kind: takes a night
+#                all calls of real models, and 20,000 hostile inputs of each kind: takes a night
 # make sanitize  builds the C++ with ASan + UBSan and with TSan, and tests it; writes tests/results/sanitize.md
 # make sanitize-quick  a small part of sanitize, in minutes
 # make docs      the docs as a site, in build/site; a warning is an error

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.page_tables import with_table
 from tests.support.repository import DOCS, TESTS
 
 PAGE = DOCS / "integrations.md"
-BEGIN = "<!-- table: python -m tests.scripts.integrations_table -->\n"
-END = "<!-- end of table -->"
 
 COLUMNS = (
     "plain", "mask", "causal", "dropout training step", "decode", "sow", "remat", "mesh",
@@ -50,7 +49,7 @@ class Cells:
                     self.found[framework, column] = text
 
 
-def table(cells: Cells) -> str:
+def table(cells: Cells) -> list[str]:
     def cell(name: str, column: str) -> str:
         if text := cells.found.get((name, column)):
             return text
@@ -77,7 +76,7 @@ def table(cells: Cells) -> str:
     ]
     for name in PACKAGES:
         lines.append("| " + " | ".join([versioned(name), *(cell(name, x) for x in COLUMNS)]) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main() -> int:
@@ -86,10 +85,9 @@ def main() -> int:
     if status or cells.failed:
         return 1
     if "--print" in sys.argv:
-        print(table(cells))
+        print(*table(cells), sep="\n")
         return 0
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(cells)}\n{END}{rest.split(END)[1]}")
+    PAGE.write_text(with_table(PAGE, "integrations_table", table(cells)))
     return 0
 
 

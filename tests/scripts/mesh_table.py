@@ -14,6 +14,7 @@ import os
 import sys
 from typing import Any
 
+from tests.support.page_tables import with_table
 from tests.support.repository import DOCS
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -36,9 +37,6 @@ from tests.support.mesh_programs import (
 )
 
 DOCUMENT = DOCS / "meshes.md"
-
-BEGIN = "<!-- table: python -m tests.scripts.mesh_table -->\n"
-END = "<!-- end of table -->\n"
 
 _LETTERS = {
     "all-gather": "g", "all-reduce": "r", "all-to-all": "a", "collective-permute": "p",
@@ -113,11 +111,7 @@ def document(report: dict[str, Any]) -> str:
     for label, both in report["cells"].items():
         ours, theirs = _cell(both["ours"]), _cell(both["jax.nn"])
         lines.append("| " + " | ".join([*label.split("|"), ours, theirs]) + " |")
-    before, _, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"expected {BEGIN!r} and {END!r} in {DOCUMENT}")
-    return "\n".join([f"{before}{BEGIN}", *lines, "", f"{END}{after}"])
+    return with_table(DOCUMENT, "mesh_table", lines)
 
 
 def _cell(found: dict[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """Attention calls of real models: shapes and options from their public configurations.
 
-docs/models.md shows which implementation runs each of them. A rewrite that none of them needs names
-another case as its justification.
+docs/features.md shows which implementation runs each of them. A rewrite that none of them needs
+names another case as its justification.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 from attn_dispatch import mods
 
 Facts = dict[str, Any]
-_OPERANDS = ("query", "key", "value", "key_pages", "value_pages")
 
 
 def struct(*shape: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
@@ -45,46 +43,6 @@ class ModelCall:
 
     def __str__(self) -> str:
         return f"{self.model}: {self.what}"
-
-    @property
-    def shapes(self) -> str:
-        """Heads, head dims and lengths, for a table."""
-        given, query = self.arguments, self.arguments["query"].shape
-        if "key_pages" in given:
-            page, heads, _ = given["key_pages"].shape[1:]
-            keys = f"{given['page_table'].shape[1] * page:,} keys in pages of {page}"
-        else:
-            heads = given["key"].shape[-2]
-            keys = f"{given['key'].shape[-3]:,} keys"
-        value = given["value_pages" if "key_pages" in given else "value"].shape[-1]
-        dims = f"{query[-1]}" if query[-1] == value else f"{query[-1]}/{value}"
-        rows = f"{query[0]:,} x " if len(query) == 4 else ""
-        number = f"{query[-2]} on {heads}" if query[-2] != heads else f"{heads}"
-        return f"{rows}{query[-3]:,} queries, {keys}, {number} heads of {dims}"
-
-    @property
-    def written(self) -> str:
-        """The function that is called, and the arguments beside query, keys and values."""
-        given = self.arguments
-        name = (
-            "ragged_dot_product_attention" if "cu_seqlens_kv" in given else "dot_product_attention"
-        )
-        name = "paged_attention" if "key_pages" in given else name
-        rest = [f"{x}={_text(y)}" for x, y in given.items() if x not in _OPERANDS]
-        return f"{name}({', '.join(['…', *rest])})"
-
-
-def _text(x: Any) -> str:
-    """An argument as the page shows it: an array by its dtype and shape, a mod by its name."""
-    if hasattr(x, "shape"):
-        return f"{x.dtype}{list(x.shape)}"
-    if isinstance(x, tuple):
-        return f"({', '.join(map(_text, x))}{',' if len(x) == 1 else ''})"
-    if callable(x):
-        if hasattr(x, "__name__"):
-            return x.__name__.strip("_")
-        return f"mods.{re.sub('(?<=[a-z])(?=[A-Z])', '_', type(x).__name__).lower()}(…)"
-    return f"{x:.4g}" if isinstance(x, float) else repr(x).replace("'", '"')
 
 
 def arrays(

@@ -212,7 +212,7 @@ SECTIONS: dict[str, dict[str, PlanCase]] = {
         ),
     },
 }
-"""The rows of docs/support.md."""
+"""The rows of the table in docs/features.md."""
 
 CASES: dict[str, PlanCase] = {
     label: call for calls in SECTIONS.values() for label, call in calls.items()

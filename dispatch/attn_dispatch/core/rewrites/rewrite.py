@@ -153,7 +153,7 @@ class Rewrite:
     lse, so such a rewrite must precede the one that removes sinks."""
     needed_for: str = ""
     """A case of the conformance suite or of tests/support/rewrite_cases.py that needs the
-    rewrite, if no call of docs/models.md does."""
+    rewrite, if no call of a real model (tests/results/models.json) does."""
 
     def __str__(self) -> str:
         return self.name
