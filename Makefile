@@ -107,10 +107,7 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-
 	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
 	  $(VENDORS) $(BIN)/python -m pytest -n auto tests/xla/test_draws.py tests/xla/test_conformance.py \
 	  tests/flash/test_flash.py tests/aiter/test_conformance.py tests/core/test_vmap_draws.py \
-	  tests/core/rewrites/test_paged.py tests/core/rewrites/test_grouped_heads.py \
-	  tests/cdna/test_attention.py tests/cdna/test_every_kernel.py tests/cdna/test_code_objects.py \
-	  tests/cdna/test_missing_waits.py \
-	  tests/cdna/test_wait_states.py
+	  tests/core/rewrites/test_paged.py tests/core/rewrites/test_grouped_heads.py tests/cdna
 	$(VENDORS) $(BIN)/python -m tests.scripts.soak_cdna --minutes 60
 	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest \
 	  tests/cudnn/test_planning.py tests/cudnn/test_engines.py \

@@ -11,8 +11,9 @@ import pytest
 from tests.support.cdna import generations
 from tests.support.cdna.drawn_calls import drawn_run
 from tests.support.cdna.kernel_runs import outcome_of
-from tests.support.extent import number_of_draws
+from tests.support.extent import in_soak, number_of_draws
 
+pytestmark = in_soak
 FIRST_SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "20270501"))
 
 

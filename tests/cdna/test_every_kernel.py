@@ -18,10 +18,13 @@ from tests.support.cdna.kernel_calls import (
     without_call_or_reason,
 )
 from tests.support.cdna.kernel_runs import outcome_of, runs
-from tests.support.extent import sample
+from tests.support.extent import in_soak
 
 # Kernels with a known defect run here with a warning.
-pytestmark = pytest.mark.filterwarnings("ignore::attn_dispatch.AttentionKernelWarning")
+pytestmark = [
+    in_soak,
+    pytest.mark.filterwarnings("ignore::attn_dispatch.AttentionKernelWarning"),
+]
 EVERY_TABLE = pytest.mark.parametrize(
     "generation, arch",
     [(x, y) for x in generations.GENERATIONS for y in generations.ARCHS],
@@ -61,5 +64,5 @@ def test_rules_are_the_reason_for_kernels_that_no_call_selects(generation: str, 
 def test_every_kernel_of_our_calls_is_right(generation: str, arch: str):
     """Under one order of events; tests/scripts/soak_cdna.py runs many."""
     ours = [run for run in runs(generation, arch) if run.choice == OURS]
-    problems = {str(run): outcome_of(run, 1).problems for run in sample(ours, 6)}
+    problems = {str(run): outcome_of(run, 1).problems for run in ours}
     assert {x: y for x, y in problems.items() if y} == {}

@@ -15,8 +15,9 @@ from tests.support.aiter_check import Check
 from tests.support.cdna.cases import BACKWARDS, CASES, STRICT, KernelCase
 from tests.support.cdna.decoder import Instruction
 from tests.support.cdna.kernels import Gpu
-from tests.support.extent import sample
+from tests.support.extent import in_soak
 
+pytestmark = in_soak
 FORWARD_AND_BACKWARD = CASES[0]
 
 
@@ -53,7 +54,7 @@ def _are_worse(found: list[float], right: list[float]) -> bool:
 def test_most_missing_waits_and_barriers_are_noticed(
     op: str, kernel: int, gpu_of: Callable[[str], Gpu]
 ):
-    """A tenth of those that run. Some are there twice, or keep an order that nothing needs."""
+    """Of those that run. Some are there twice, or keep an order that nothing needs."""
     case: KernelCase = FORWARD_AND_BACKWARD
     gpu = gpu_of(case.arch)
     check = Check.of(case.case, parse(case.arch), gpu.emulator)
@@ -64,7 +65,7 @@ def test_most_missing_waits_and_barriers_are_noticed(
     code = next(y for (x, _), (_, y) in loaded if x.stem == case.kernels[kernel])
     chosen = [x for x in code.instructions if x.op == ops[op]]
     noticed: list[bool] = []
-    for instruction in sample(chosen, 10):
+    for instruction in chosen:
         with _replaced(instruction, ops["s_endpgm"]):
             runs = _are_worse(_errors(gpu, check), right)
         if runs:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention, paged_attention, serving
-from tests.support.gpu_programs import device_bytes_in_use, pool_bytes
+from tests.support.gpu_programs import assert_calls_do_not_grow_memory
 from tests.support.present import present
 
 SLOTS, PAGES, PAGE, N, K, H = 6, 600, 16, 8, 2, 64
@@ -74,16 +74,7 @@ def test_300_steps_do_not_grow_memory(record):
     tables, pools = cache([100] * SLOTS)
     step = jax.jit(paged_attention)
     given = drawn(3, SLOTS, 1, N, H), *pools, tables.table, tables.lengths
-    for _ in range(20):
-        jax.block_until_ready(step(*given))
-    before = device_bytes_in_use() - pool_bytes()
-    out = None
-    for _ in range(300):
-        out = step(*given)
-    jax.block_until_ready(out)
-    after = device_bytes_in_use() - pool_bytes()
-    record(outside_pool_before=before, outside_pool_after=after)
-    assert after <= before
+    assert_calls_do_not_grow_memory(step, given, 300, record)
 
 
 def test_a_cache_as_an_array_is_not_copied(record):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 
-import jax
 import numpy as np
 import pytest
 
 from tests.support.gpu_programs import (
     arrays,
-    device_bytes_in_use,
+    assert_calls_do_not_grow_memory,
     in_new_process,
-    pool_bytes,
     step,
     step_packed,
 )
@@ -20,18 +18,7 @@ from tests.support.gpu_programs import (
 
 @pytest.mark.parametrize("step", [step, step_packed], ids=["plain", "packed"])
 def test_1000_calls_do_not_grow_memory(step, record):
-    operands = arrays(0)
-    for _ in range(20):
-        jax.block_until_ready(step(*operands))
-    before, pool_before = device_bytes_in_use(), pool_bytes()
-    results = None
-    for _ in range(1000):
-        results = step(*operands)
-    jax.block_until_ready(results)
-    outside_before = before - pool_before
-    outside_after = device_bytes_in_use() - pool_bytes()
-    record(calls=1000, outside_pool_before=outside_before, outside_pool_after=outside_after)
-    assert outside_after <= outside_before
+    assert_calls_do_not_grow_memory(step, arrays(0), 1000, record, calls=1000)
 
 
 def test_two_threads_get_the_results_of_one(record):

@@ -52,6 +52,12 @@ WITH_FRONTEND = ("plan.cc", "loaded_plan.cc", "plan_line.cc", "graph.cc", "engin
 """Sources compiled as one, since each includes the 40,000 lines of cudnn-frontend."""
 
 
+def drawn(*modules: str) -> tuple[str, ...]:
+    """The tests of some modules of tests/fuzz."""
+    test = "fuzz/test_draws.py::test_drawn_inputs_are_refused_or_give_what_they_should"
+    return tuple(f"{test}[{name}]" for name in modules)
+
+
 @dataclass(frozen=True)
 class Tests:
     """The tests of one library: the quick ones, and the rest."""
@@ -69,7 +75,7 @@ CUDA = Tests(
     ("cuda_backend/test_plan_cache.py",
      "cuda_backend/test_process_life.py::test_a_child_forked_while_threads_plan_is_refused",
      "cuda_backend/test_process_life.py::test_exit_waits_for_threads_that_plan",
-     "fuzz/test_cudnn*.py", "fuzz/test_plan_lines.py"),
+     "fuzz/test_attributes.py", *drawn("cudnn_attributes", "plan_lines")),
     ("cuda_backend/test_process_life.py::test_exit_does_not_wait_longer_than_its_limit",
      "cuda_backend/test_process_life.py::test_the_thread_that_ends_the_process_can_still_plan",
      "cuda_backend/test_process_life.py::test_a_child_forked_before_any_plan_can_plan",
@@ -82,7 +88,7 @@ CUDA = Tests(
 ROCM = Tests(
     "AMD handlers and emulator",
     ("rocm_backend/test_emulator_split_kv.py", "aiter/test_errors.py",
-     "aiter/test_library_errors.py", "fuzz/test_aiter*.py"),
+     "aiter/test_library_errors.py", *drawn("aiter_calls", "aiter_folders")),
     ("rocm_backend/test_emulator.py", "aiter/test_public.py", "aiter/test_lowering.py"),
 )  # fmt: skip
 FA4 = Tests(

@@ -6,12 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
+
 Case = TypeVar("Case")
 
 EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
 """Whether cuDNN plans every call."""
 EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
 """Whether every case runs, at every size."""
+in_soak = pytest.mark.skipif(not EVERY_SIZE, reason="runs in `make soak`")
+"""The mark of tests that take minutes, and look at what a change seldom touches."""
 
 
 def sample(cases: Sequence[Case], one_in: int) -> Sequence[Case]:

@@ -1,4 +1,4 @@
-"""Programs with a call of cuDNN, memory in use, and new processes, for tests/gpu."""
+"""Programs with a call of one kernel, memory in use, and new processes, for tests/gpu."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import attn_dispatch
 from tests.support.repository import ROOT
@@ -23,31 +27,38 @@ def arrays(seed: int, b=2, t=512, n=8, k=2, h=64):
     ]
 
 
-def attend(q, k, v):
-    return attn_dispatch.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+def attend(q, k, v, implementation="cudnn", **options):
+    options = {"is_causal": True} | options
+    return attn_dispatch.dot_product_attention(q, k, v, implementation=implementation, **options)
 
 
-@jax.jit
-def step(q, k, v, out_grad):
-    out, pull = jax.vjp(attend, q, k, v)
-    return out, *pull(out_grad)
-
-
-def attend_packed(q, k, v):
+def packed(q, k, v, implementation="cudnn"):
     """Each row has four sequences, the third without tokens, and padding at the end."""
     ids = jnp.repeat(
         jnp.array([1, 2, 4, 0]), jnp.array([200, 130, 150, 32]), total_repeat_length=512
     )
     ids = jnp.broadcast_to(ids, q.shape[:2])
-    return attn_dispatch.dot_product_attention(
-        q, k, v, query_segment_ids=ids, max_segments=4, is_causal=True, implementation="cudnn"
-    )
+    return attend(q, k, v, implementation, query_segment_ids=ids, max_segments=4)
 
 
-@jax.jit
-def step_packed(q, k, v, out_grad):
-    out, pull = jax.vjp(attend_packed, q, k, v)
-    return out, *pull(out_grad)
+def gradients(call, name="step"):
+    """A program of this name: the result of a call of query, key and value, and their gradients."""
+
+    def step(q, k, v, out_grad):
+        out, pull = jax.vjp(call, q, k, v)
+        return out, *pull(out_grad)
+
+    step.__name__ = name
+    return jax.jit(step)
+
+
+step, step_packed = gradients(attend), gradients(packed, "step_packed")
+
+
+def assert_close(found, expected, tolerance=0.03):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        assert np.abs(x - y).max() <= tolerance * max(1.0, np.abs(y).max())
 
 
 def device_bytes_in_use() -> int:
@@ -63,6 +74,21 @@ def pool_bytes() -> int:
     return stats.get("pool_bytes") or stats["bytes_reserved"]
 
 
+def assert_calls_do_not_grow_memory(
+    step: Callable[..., Any], operands: Any, calls: int, record: Callable[..., None], **facts: Any
+) -> None:
+    """Memory outside XLA's pool is the same after so many calls, without waiting between them."""
+    for _ in range(20):
+        jax.block_until_ready(step(*operands))
+    before, results = device_bytes_in_use() - pool_bytes(), None
+    for _ in range(calls):
+        results = step(*operands)
+    jax.block_until_ready(results)
+    after = device_bytes_in_use() - pool_bytes()
+    record(**facts, outside_pool_before=before, outside_pool_after=after)
+    assert after <= before
+
+
 def in_new_process(code: str, xla_flags: str) -> str:
     """Run code in a process with these XLA flags and return its output. It can import `tests`."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n" + textwrap.dedent(code)
@@ -72,3 +98,29 @@ def in_new_process(code: str, xla_flags: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def check_exported(call, targets, register: str, folder: Path) -> None:
+    """Another process, which calls a public function of this name first, runs an exported module.
+
+    Args:
+      call: a function of query, key and value.
+      targets: the names of the custom calls in the module.
+      register: the public function that registers them.
+      folder: where the module and its arrays are written.
+    """
+    checks = [jax.export.DisabledSafetyCheck.custom_call(x) for x in targets]
+    operands = arrays(4)
+    exported = jax.export.export(gradients(call), disabled_checks=checks)(*operands)
+    (folder / "module").write_bytes(exported.serialize())
+    expected = np.asarray(exported.call(*operands)[1], np.float32)
+    np.savez(folder / "arrays", *[np.asarray(x, np.float32) for x in operands], expected)
+    code = f"""
+        import jax, jax.numpy as jnp, numpy as np, attn_dispatch
+        attn_dispatch.{register}()
+        *given, expected = np.load({str(folder / "arrays.npz")!r}).values()
+        module = jax.export.deserialize(open({str(folder / "module")!r}, "rb").read())
+        found = module.call(*[jnp.asarray(x, jnp.bfloat16) for x in given])[1]
+        assert np.abs(np.asarray(found, np.float32) - expected).max() < 0.02
+    """
+    subprocess.run((sys.executable, "-c", textwrap.dedent(code)), check=True)
