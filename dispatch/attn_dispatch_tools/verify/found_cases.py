@@ -69,13 +69,8 @@ FOUND: tuple[Case, ...] = (
     _found("one_key_xla_backward", s=1, h=136, v=48, scale=-0.3, deterministic=True),
     # Gradients with few entries must be allowed their rounding to 16 bits, too.
     _found(
-        "few_keys_large_scores_sinks",
-        sinks=1,
-        lse_grad=True,
-        score_shift=300.0,
-        dtype="float16",
-        h=80,
-        **_ragged(64, 2),
+        "few_keys_large_scores_sinks", sinks=1, lse_grad=True, score_shift=300.0, dtype="float16",
+        h=80, **_ragged(64, 2),
     ),
     # XLA computes the gradient of sinks, so that no backward kernel runs for it alone.
     _found("sinks_gradient_alone", sinks=1, lse_grad=True, wanted=("sinks",)),
@@ -101,27 +96,15 @@ FOUND: tuple[Case, ...] = (
     # The forward pass left out rows that attend to nothing, and the backward pass did not, so their
     # dropout masks differed.
     _found(
-        "dropout_wide_values_bottom_right",
-        t=100,
-        s=64,
-        h=20,
-        v=256,
-        dropout=0.1,
-        is_causal=True,
-        alignment="bottom_right",
-        lse_grad=True,
-        magnitude=0.01,
+        "dropout_wide_values_bottom_right", t=100, s=64, h=20, v=256, dropout=0.1, is_causal=True,
+        alignment="bottom_right", lse_grad=True, magnitude=0.01,
     ),
     # A second call of AITER reads the dropout mask for XLA's backward pass. Its head dims must be
     # padded to 256 as well, and it was passed the arrays of both calls.
     _found("dropout_mask_wide_heads", h=136, v=48, dropout=0.5, alibi=1),
     # Pairs that only a row bias of -inf hides were counted as dropped.
     _found(
-        "dropout_infinite_row_bias_packed",
-        dropout=0.1,
-        bias="bnt1",
-        infinite_bias=True,
-        **_PACKED,
+        "dropout_infinite_row_bias_packed", dropout=0.1, bias="bnt1", infinite_bias=True, **_PACKED,
         **CAUSAL,
     ),
     # Before cuDNN 9.28, the kernel that splits keys sums lse in an order that varies between calls.
@@ -131,17 +114,8 @@ FOUND: tuple[Case, ...] = (
     _found("sinks_row_max_checkpoint", sinks=1, needs_max=True, scale=4.0, transform="checkpoint"),
     # Only one of eight probabilities is rounded, so chance decides how large the error is.
     _found(
-        "one_key_sinks",
-        t=33,
-        s=1,
-        k=1,
-        h=20,
-        v=16,
-        dtype="float16",
-        scale=4.0,
-        sinks=1,
-        kv_lengths=(1, 0),
-        wanted=("value",),
+        "one_key_sinks", t=33, s=1, k=1, h=20, v=16, dtype="float16", scale=4.0, sinks=1,
+        kv_lengths=(1, 0), wanted=("value",),
     ),
     # cuDNN 9.19 computed lse wrong.
     _found("one_query_one_key_soft_cap_bias", t=1, s=1, h=160, soft_cap=2.0, bias="1n11"),
@@ -202,37 +176,17 @@ FOUND: tuple[Case, ...] = (
     # Kernels round the gradient of scores after they multiply it by the scale, and round again the
     # part of each head of a group.
     _found(
-        "one_pair_lse_grad",
-        t=2,
-        s=1,
-        h=8,
-        dtype="float16",
-        lse_grad=True,
-        scale=0.35355339059327373,
-        transform="donate",
-        **_PACKED,
-        **BOTTOM_RIGHT,
+        "one_pair_lse_grad", t=2, s=1, h=8, dtype="float16", lse_grad=True,
+        scale=0.35355339059327373, transform="donate", **_PACKED, **BOTTOM_RIGHT,
     ),
     # delta comes from the rounded output, and half of it is the sink's part.
     _found("row_bias_sinks", t=100, s=2, h=136, dtype="float16", bias="1nt1", sinks=1, scale=4.0),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
     # The bias has four entries. By chance, the naive computation has small errors in all of them.
     _found(
-        "row_bias_one_entry",
-        b=4,
-        t=256,
-        s=100,
-        n=3,
-        k=3,
-        h=128,
-        dtype="float16",
-        bias="b111",
-        bias_dtype="float16",
-        lse_grad=True,
-        wanted=("query", "key", "bias"),
-        transform="scan",
-        scale=1e-30,
-        **CAUSAL,
+        "row_bias_one_entry", b=4, t=256, s=100, n=3, k=3, h=128, dtype="float16", bias="b111",
+        bias_dtype="float16", lse_grad=True, wanted=("query", "key", "bias"), transform="scan",
+        scale=1e-30, **CAUSAL,
     ),
     # Later steps used an lse that includes the sinks as if it did not.
     _found("sinks_then_slopes", alibi=1, sinks=1, rewrite=SINKS_AFTERWARDS.name, **CAUSAL),
@@ -255,4 +209,4 @@ FOUND: tuple[Case, ...] = (
     ),
     # The rewrite called itself for the call with the slopes as a bias, with an argument too few.
     _found("packed_slopes_as_mask", alibi=1, **(_PACKED | {"max_segments": None}), **CAUSAL),
-)
+)  # fmt: skip

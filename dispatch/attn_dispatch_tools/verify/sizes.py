@@ -1,6 +1,6 @@
-"""Sizes that stress kernels' tiles, and the functions that make tables of cases from them.
+"""Sizes that stress kernels' tiles, and how blocks of the table of cases become cases.
 
-A table is a family's features times some sizes. A feature's facts are fields of `Case`, in a form
+A block is a family's features times some sizes. A feature's facts are fields of `Case`, in a form
 that does not depend on the size: shapes of masks and biases are letters ("1n1s" for [1, N, 1, S]),
 lengths are fractions, packed rows are `Packed`.
 """
@@ -8,8 +8,7 @@ lengths are fractions, packed rows are `Packed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,6 +57,10 @@ class Packed:
             "kv_segments": tuple(_ids(row, s) for row in keys),
         }
 
+    def most(self, max_segments: int) -> Facts:
+        """The facts of a call with these ids, and with max_segments."""
+        return {"packed": self, "max_segments": max_segments}
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -102,29 +105,25 @@ def case(name: str, **facts: Any) -> Case:
     return Case(name, **sizes)
 
 
-def table(
-    family: str, features: dict[str, Facts], sizes: Iterable[Facts] = FOUR
-) -> tuple[Case, ...]:
-    """Every feature of a family at every size."""
-    return tuple(
-        _featured(family, feature, facts, size)
-        for feature, facts in features.items()
-        for size in sizes
-    )
+@dataclass(frozen=True)
+class Block:
+    """Rows of the table of cases: features of a family, each at every size."""
 
+    family: str
+    sizes: tuple[Facts, ...]
+    features: dict[str, Facts]
+    shared: Facts = field(default_factory=dict[str, Any])
+    """Facts of every feature that does not have others in their place."""
+    in_turn: bool = False
+    """Whether each feature is at one size only, and the sizes take turns."""
 
-def table_in_turn(
-    family: str, features: dict[str, Facts], sizes: tuple[Facts, ...]
-) -> tuple[Case, ...]:
-    """Every feature of a family at one size each; the sizes take turns."""
-    return tuple(
-        _featured(family, feature, facts, sizes[i % len(sizes)])
-        for i, (feature, facts) in enumerate(features.items())
-    )
-
-
-def _featured(family: str, feature: str, facts: Facts, size: Facts) -> Case:
-    return case(f"{family}/{feature}_{label(size)}", **{**size, **facts})
+    def cases(self) -> tuple[Case, ...]:
+        """The cases of the rows."""
+        return tuple(
+            case(f"{self.family}/{name}_{label(size)}", **(size | self.shared | facts))
+            for i, (name, facts) in enumerate(self.features.items())
+            for size in ((self.sizes[i % len(self.sizes)],) if self.in_turn else self.sizes)
+        )
 
 
 def label(size: Facts) -> str:
