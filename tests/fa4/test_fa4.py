@@ -16,7 +16,7 @@ from attn_dispatch.fa4 import call, compiled, interval_calls, rules
 from attn_dispatch.fa4.call import kernels_for
 from attn_dispatch.fa4.compiled import CompiledLibrary, KernelSet
 from attn_dispatch.fa4.score_variant import variant_of
-from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch_tools.build_fa4.sets import SETS
 from attn_dispatch_tools.verify import drawn_masks, drawn_mods, draws
 from attn_dispatch_tools.verify.case import Case, Step, spec_of
@@ -212,8 +212,8 @@ def test_dense_masks_agree_with_the_reference(kernels, masks, s: int):
 
 def test_the_cases_have_masks_of_both_forms():
     specs = [spec_of(x.forward_options(), x.avals()) for x in CASES]
-    assert {is_certain(x) for x in specs} == {True, False}
-    assert any(not is_certain(x) and x.has("query_segment_ids") for x in specs)
+    assert {has_intervals(x) for x in specs} == {True, False}
+    assert any(not has_intervals(x) and x.has("query_segment_ids") for x in specs)
 
 
 @pytest.mark.parametrize("formula", [*drawn_mods.FORMULAS, *drawn_mods.ALONE])

@@ -15,7 +15,7 @@ from attn_dispatch.core.choice.work import work_of
 from attn_dispatch.core.rewrites.mods_as_arrays import MASK_MOD_AS_MASK
 from attn_dispatch.fa4 import compiled
 from attn_dispatch.inspection import spec_of
-from attn_dispatch.semantics.interval_plan import is_certain
+from attn_dispatch.semantics.intervals import has_intervals
 from tests.support.backend import needs_cudnn
 from tests.support.fa4_on_cpu import LIBRARY, for_h200, install
 from tests.support.present import present
@@ -164,7 +164,7 @@ def test_fa4_runs_it_as_two_ranges_and_skips_tiles(monkeypatch):
     share = present(found.mask)
     assert (share.tiles, share.computed) == pytest.approx((0.264, 0.516), abs=0.001)
     for prompts in (1, 2):
-        assert is_certain(spec_of(**SHAPES, mask_mod=long_mask(prompts)))
+        assert has_intervals(spec_of(**SHAPES, mask_mod=long_mask(prompts)))
 
 
 @needs_cudnn

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch.semantics.intervals import Intervals, has_ranges, is_certain
+from attn_dispatch.semantics import intervals
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
@@ -17,7 +18,6 @@ from attn_dispatch_tools.verify.reference import allowed as reference_allowed
 from tests.support.interval_calls import (
     BATCH,
     MODS,
-    Arrays,
     Draw,
     IntervalCall,
     dense,
@@ -26,62 +26,38 @@ from tests.support.interval_calls import (
 )
 
 DRAWS = 6
-ALL = drawn_calls(96, 3)
-CALLS = [x for x in ALL if has_ranges(x.spec(x.draw(Draw(0))))]
+ALL = drawn_calls(160, 3)
+CALLS = [x for x in ALL if has_intervals(x.spec(x.draw(Draw(0))))]
 
 
-def found_and_mask(call: IntervalCall, draws: int, seed: int) -> list[Any]:
-    """For each drawing of the arrays: Intervals, the mask bool [B, T, S], the spec, the arrays."""
-    rng = Draw(seed)
-    spec = call.spec(call.draw(rng))
-    assert has_ranges(spec)
-
-    @jax.jit
-    def both(operands: dict[str, jax.Array]) -> Any:
-        found = Intervals.of(spec, operands)
-        mask = allowed(spec, operands, Positions.of(spec, operands))
-        mask = True if mask is None else mask[:, 0]
-        shape = (BATCH, call.t, call.s)
-        return found.rows, found.unknown, jnp.broadcast_to(jnp.asarray(mask), shape)
-
-    # What cannot differ between drawings is not among the results of the compiled function.
-    most = Intervals.of(spec, {x: jnp.asarray(y) for x, y in call.draw(Draw(seed)).items()}).most
-    made = []
-    for _ in range(draws):
-        arrays = call.draw(rng)
-        with jax.numpy_rank_promotion("raise"):
-            rows, unknown, mask = both({x: jnp.asarray(y) for x, y in arrays.items()})
-        made.append((Intervals(rows, unknown, most), np.asarray(mask), spec, arrays))
-    return made
-
-
-def check(found: Intervals, mask: np.ndarray) -> bool:
-    """Assert that the intervals are the mask; returns whether they are known to be."""
-    rows = np.asarray(found.rows)
+def check(rows: np.ndarray, mask: np.ndarray) -> None:
+    """Assert that the rows are the mask, bool [B, T, S], in their normal form."""
     keys = mask.shape[2]
     assert rows.dtype == np.int32 and rows.shape[1:] == (mask.shape[1], 4)
     assert (rows[..., ::2] >= 0).all() and (rows[..., ::2] <= keys).all()
     assert (rows[..., 1::2] >= 0).all()
-    is_hidden = found.unknown is not None and bool(found.unknown)
-    if found.most is not None or is_hidden is False:
-        assert is_hidden or runs(mask).max() <= (2 if found.most is None else found.most)
-    if is_hidden:
-        return False
     np.testing.assert_array_equal(np.broadcast_to(dense(rows, keys), mask.shape), mask)
-    # The normal form: in order, a key between both, empty ones are (0, 0).
     a, length_a, b, length_b = (rows[..., i] for i in range(4))
     assert ((length_b == 0) | ((length_a > 0) & (b > a + length_a))).all()
     assert (a[length_a == 0] == 0).all() and (b[length_b == 0] == 0).all()
-    return True
 
 
 @pytest.mark.parametrize("number", range(len(CALLS)))
 def test_drawn_calls_agree_with_the_mask_over_all_pairs(number):
-    call = CALLS[number]
-    for found, mask, spec, arrays in found_and_mask(call, DRAWS, number):
-        is_known = check(found, mask)
-        if not is_known:
-            assert may_be_unknown(call, mask, arrays)
+    call, rng = CALLS[number], Draw(number)
+    spec = call.spec(call.draw(rng))
+
+    @jax.jit
+    def both(operands: dict[str, jax.Array]) -> Any:
+        mask = allowed(spec, operands, Positions.of(spec, operands))
+        mask = jnp.asarray(True if mask is None else mask[:, 0])
+        return intervals.rows(spec, operands), jnp.broadcast_to(mask, (BATCH, call.t, call.s))
+
+    for _ in range(DRAWS):
+        arrays = call.draw(rng)
+        with jax.numpy_rank_promotion("raise"):
+            rows, mask = map(np.asarray, both({x: jnp.asarray(y) for x, y in arrays.items()}))
+        check(rows, mask)
         if not call.mod:
             np.testing.assert_array_equal(reference_allowed(spec.options, arrays)[:, 0], mask)
         band = KeyBand.of(spec)
@@ -92,53 +68,56 @@ def test_drawn_calls_agree_with_the_mask_over_all_pairs(number):
         assert not (mask & outside).any()
 
 
-def may_be_unknown(call: IntervalCall, mask: np.ndarray, arrays: Arrays) -> bool:
-    """Whether rows have more than two intervals, or equal entries of an array are no neighbours."""
-    groups = [x for name, x in arrays.items() if name == "mask_mod_0" and x.ndim == 3]
-    ids = [arrays["key_value_segment_ids"]] if call.layout == "ids" else []
-    are_scattered = any(
-        runs(row == value).max() > 1
-        for x in [*ids, *(y[0] for y in groups)]
-        for row in x
-        for value in range(1, 5)
-    )
-    return runs(mask).max() > 2 or are_scattered
-
-
 def test_drawn_calls_are_of_all_kinds():
     assert len(CALLS) * DRAWS >= 300
     assert {x.mod for x in ALL} == {"", *MODS}
-    assert {x.mod for x in ALL} - {x.mod for x in CALLS} == {"dilated", "dilated prefix", "product"}
-    assert {x.layout for x in CALLS} == {"plain", "lengths", "segments", "ids", "same", "cu"}
-    assert {is_certain(x.spec(x.draw(Draw(0)))) for x in CALLS if x.mod} == {True, False}
+    assert {x.mod for x in CALLS} == {
+        "", "window and sinks", "prefix", "chunks", "not the own key", "no keys", "by query alone"
+    }  # fmt: skip
+    assert {x.layout for x in CALLS} == {"plain", "lengths", "segments", "same", "cu"}
 
 
 @pytest.mark.parametrize(
-    ("call", "most", "is_sure"),
+    ("call", "most"),
     [
-        (IntervalCall("plain", 9, 12), 1, True),
-        (IntervalCall("plain", 9, 12, {"is_causal": True}), 1, True),
-        (IntervalCall("cu", 9, 12, {"window": (2, 1)}), 1, True),
-        (IntervalCall("ids", 9, 12), 1, False),
-        (IntervalCall("plain", 9, 12, mod="window and sinks"), 2, True),
-        (IntervalCall("plain", 9, 12, mod="prefix"), 1, True),
-        (IntervalCall("plain", 9, 12, mod="no keys"), 1, True),
-        (IntervalCall("plain", 9, 12, mod="not the own key"), 2, True),
-        (IntervalCall("plain", 9, 12, mod="documents"), 1, False),
-        (IntervalCall("plain", 9, 12, mod="three ranges"), None, False),
-        (IntervalCall("plain", 9, 12, mod="equal chunks"), 1, False),
+        (IntervalCall("plain", 9, 12), 1),
+        (IntervalCall("plain", 9, 12, {"is_causal": True}), 1),
+        (IntervalCall("cu", 9, 12, {"window": (2, 1)}), 1),
+        (IntervalCall("ids", 9, 12), None),
+        (IntervalCall("plain", 9, 12, mod="window and sinks"), 2),
+        (IntervalCall("plain", 9, 12, mod="prefix"), 1),
+        (IntervalCall("plain", 9, 12, mod="no keys"), 1),
+        (IntervalCall("plain", 9, 12, mod="not the own key"), 2),
+        (IntervalCall("plain", 9, 12, mod="documents"), None),
+        (IntervalCall("plain", 9, 12, mod="three ranges"), None),
+        (IntervalCall("plain", 9, 12, mod="equal chunks"), None),
     ],
     ids=str,
 )
-def test_static_bounds_of_intervals(call, most, is_sure):
+def test_most_intervals_of_a_row(call, most):
     arrays = call.draw(Draw(0))
-    found = Intervals.of(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()})
-    assert (found.most, found.unknown is None) == (most, is_sure)
+    spec = call.spec(arrays)
+    assert has_intervals(spec) == (most is not None)
+    if most is not None:
+        ranges = intervals.ranges(spec, {x: jnp.asarray(y) for x, y in arrays.items()})
+        assert len(ranges) == most
 
 
 def test_masks_without_lengths_are_shared_by_the_batch():
     for mod in ("", "window and sinks", "not the own key"):
         call = IntervalCall("plain", 12, 9, {"is_causal": True}, mod)
         arrays = call.draw(Draw(0))
-        found = Intervals.of(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()})
-        assert found.rows.shape[0] == 1
+        rows = intervals.rows(call.spec(arrays), {x: jnp.asarray(y) for x, y in arrays.items()})
+        assert rows.shape[0] == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_union_of_drawn_ranges(count):
+    rng, keys = Draw(count), 12
+    begins, ends = rng.randint(0, keys + 1, (2, count, 1, 2000)).astype(np.int32)
+    ranges = [(jnp.asarray(x), jnp.asarray(y)) for x, y in zip(begins, ends, strict=True)]
+    places = np.arange(keys)
+    mask = ((places >= begins[..., None]) & (places < ends[..., None])).any(axis=0)
+    rows = np.asarray(intervals.rows_of(ranges, 2000))
+    check(rows, mask)
+    np.testing.assert_array_equal((rows[..., 1::2] > 0).sum(axis=2), runs(mask))

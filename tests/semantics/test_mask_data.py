@@ -11,9 +11,9 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import rules_of
-from attn_dispatch.semantics import mask_bits, mask_data
+from attn_dispatch.semantics import intervals, mask_bits, mask_data
 from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes
-from attn_dispatch.semantics.intervals import Intervals, is_certain
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.tile_lists import TileSizes
 from tests.support import bits
 from tests.support.interval_calls import BATCH, HEADS, MODS, Arrays, Draw, IntervalCall, dense
@@ -38,18 +38,18 @@ def on_device(arrays: Arrays) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("call", BY_ROWS, ids=str)
-def test_masks_that_are_certain_intervals_are_rows(call: IntervalCall):
+def test_masks_that_are_intervals_are_rows(call: IntervalCall):
     arrays = call.draw(Draw(0))
     spec = call.spec(arrays)
     found = mask_data.mask_data(spec, on_device(arrays))
-    assert is_certain(spec) and not mask_data.has_bits(found)
-    np.testing.assert_array_equal(found, Intervals.of(spec, on_device(arrays)).rows)
+    assert has_intervals(spec) and not mask_data.has_bits(found)
+    np.testing.assert_array_equal(found, intervals.rows(spec, on_device(arrays)))
     assert mask_data.data_bytes(spec) == 16 * BATCH * 9
     expected = np.asarray(dense(found, 12).any(axis=2))[:, None]
     np.testing.assert_array_equal(mask_data.attends(found), expected)
     # A dense mask, whatever it is, has no rows.
     masked = call.spec(arrays | {"mask": np.ones((1, 1, 9, 12), bool)})
-    assert not is_certain(masked)
+    assert not has_intervals(masked)
 
 
 @pytest.mark.parametrize("call", BY_BITS, ids=str)
@@ -57,7 +57,7 @@ def test_all_others_are_bits(call: IntervalCall):
     arrays = call.draw(Draw(0))
     spec = call.spec(arrays)
     found = mask_data.mask_data(spec, on_device(arrays))
-    assert not is_certain(spec) and mask_data.has_bits(found)
+    assert not has_intervals(spec) and mask_data.has_bits(found)
     assert mask_data.data_bytes(spec) == found.nbytes
     expected = bits.dense(np.asarray(found), 12).any(axis=3)
     np.testing.assert_array_equal(mask_data.attends(found), expected)

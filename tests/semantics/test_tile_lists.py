@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.semantics import tile_lists
-from attn_dispatch.semantics.interval_union import union
+from attn_dispatch.semantics.intervals import rows_of
 from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 from tests.support.interval_calls import Draw, dense
@@ -40,7 +40,7 @@ def drawn_rows(grid: Lengths, rng: Draw) -> np.ndarray:
     if rng.rand() < 0.3:
         rows[:, :, 1] = 0
     a, length_a, b, length_b = np.moveaxis(rows.reshape(batch, t, 4), 2, 0).astype(np.int32)
-    return np.asarray(union([(a, a + length_a), (b, b + length_b)])[0])
+    return np.asarray(rows_of([(a, a + length_a), (b, b + length_b)], t))
 
 
 def check(grid: Lengths, module: ModuleType, draws: int) -> None:

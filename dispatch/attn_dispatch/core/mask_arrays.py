@@ -28,7 +28,7 @@ from attn_dispatch.semantics.band_masks import (
     static_band,
 )
 from attn_dispatch.semantics.interval_plan import PlanTiles, band_of, grid_of
-from attn_dispatch.semantics.intervals import certain_ranges, rows_of
+from attn_dispatch.semantics.intervals import ranges, rows_of
 from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.mask_arrays import MaskArrays, MaskRows, real_and_invalid
 from attn_dispatch.semantics.mask_data import mask_lists
@@ -128,7 +128,7 @@ class _Ranges:
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         operands = dict(zip(self.names, arrays, strict=True))
         flags = [x for x in real_and_invalid(self.spec, operands) if x is not None]
-        return [*flags, *(x for ends in certain_ranges(self.spec, operands) for x in ends)]
+        return [*flags, *(x for ends in ranges(self.spec, operands) for x in ends)]
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class _Rows:
     queries: int
 
     def __call__(self, *ends: jax.Array) -> list[jax.Array]:
-        ranges = list(zip(ends[::2], ends[1::2], strict=True))
-        return [rows_of(ranges, self.queries)[0]]
+        given = list(zip(ends[::2], ends[1::2], strict=True))
+        return [rows_of(given, self.queries)]
 
 
 class _Union(_Rows, KeptMaker):

@@ -13,7 +13,7 @@ from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.semantics import mask_data
 from attn_dispatch.semantics.interval_plan import PlanTiles
-from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.typed_jax import array_type, is_tracer
 
 _DIFFERENTIATED = ("query", "key", "value")
@@ -34,7 +34,7 @@ def tiles_to_bind(options: AttentionOptions, operands: Sequence[jax.Array]) -> P
     if device.platform != "cuda":
         return None
     spec = LeadingCall.of(operands, options).spec
-    if spec.symbols or mask_data.not_supported_reasons(spec) or not is_certain(spec):
+    if spec.symbols or mask_data.not_supported_reasons(spec) or not has_intervals(spec):
         return None
     directions = spec.in_training(_DIFFERENTIATED)
     forward, backward = (select.mask_tiles(x, device) for x in directions)

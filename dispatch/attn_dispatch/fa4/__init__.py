@@ -25,7 +25,7 @@ from attn_dispatch.fa4.compiled import (
 )
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics.interval_plan import lists_bytes
-from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.mask_arrays import MaskArrays
 from attn_dispatch.semantics.mask_data import data_bytes
 from attn_dispatch.semantics.tile_lists import TileSizes
@@ -72,7 +72,7 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     if kernels.head_dim_v != kernels.head_dim:
         head_dim += f"/{kernels.head_dim_v}"
     engine = f"FlashAttention-4 ({compiled.find().versions}), {head_dim}"
-    if not is_certain(spec):
+    if not has_intervals(spec):
         engine += ", mask of a bit a pair"
     if device.arch in _NEVER_RUN:
         engine += f"; {_never_run(device)}"

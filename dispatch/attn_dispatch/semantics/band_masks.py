@@ -22,7 +22,7 @@ queries and as many keys."""
 
 
 def static_band(spec: AttentionSpec) -> KeyBand | None:
-    """The band that is the mask of a call for which `is_certain`; None if it is not just a band."""
+    """The band that is the mask of a call that `has_intervals`; None if it is not just a band."""
     if mask_operands(spec) or spec.meaning.mask_mod is not None or spec.is_packed:
         return None
     if spec.band != (None, None) and static_offset(spec) is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import mask_data
-from attn_dispatch.semantics.intervals import is_certain
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 
@@ -39,7 +39,7 @@ def grid_of(spec: AttentionSpec, tile: TileSizes) -> TileGrid:
 
 def band_of(spec: AttentionSpec) -> KeyBand:
     """A band that holds the intervals of a call; open for bits."""
-    return KeyBand.of(spec) if is_certain(spec) else KeyBand()
+    return KeyBand.of(spec) if has_intervals(spec) else KeyBand()
 
 
 @dataclass(frozen=True)

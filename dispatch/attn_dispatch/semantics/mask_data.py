@@ -1,7 +1,7 @@
 """The mask of a call as kernels read it: two intervals of keys for each query, or a bit a pair.
 
-Intervals are int32 [1|B, T, 4] (intervals.py), where they are certain to be the mask. All other
-masks are bits, uint32 [1|B, 1|N, T, W] (mask_bits.py).
+Intervals are int32 [1|B, T, 4] (intervals.py), where they are the mask whatever its arrays hold.
+All other masks are bits, uint32 [1|B, 1|N, T, W] (mask_bits.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
-from attn_dispatch.semantics import mask_bits
+from attn_dispatch.semantics import intervals, mask_bits
 from attn_dispatch.semantics.bit_tiles import bit_lists
 from attn_dispatch.semantics.common_rules import EMPTY
-from attn_dispatch.semantics.intervals import Intervals, is_certain
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.segment_runs import table_size
 from attn_dispatch.semantics.tile_lists import (
     Ends,
@@ -32,8 +32,8 @@ _MAX_BITS_BYTES = 2**31
 
 def mask_data(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
     """The mask of a call for which `not_supported_reasons` is empty."""
-    if is_certain(spec):
-        return Intervals.of(spec, operands).rows
+    if has_intervals(spec):
+        return intervals.rows(spec, operands)
     return mask_bits.mask_bits(spec, operands)
 
 
@@ -58,14 +58,14 @@ def attends(mask: jax.Array) -> jax.Array:
 
 def data_bytes(spec: AttentionSpec) -> int:
     """Bytes of `mask_data`, with intervals for every batch row."""
-    if not is_certain(spec):
+    if not has_intervals(spec):
         return mask_bits.bits_bytes(spec)
     return 16 * spec.seq_len_q * (spec.batch if isinstance(spec.batch, int) else 1)
 
 
 def masks_of_lists(spec: AttentionSpec) -> int:
     """The number of masks that have lists of their own; intervals have one for every batch row."""
-    batch, heads = (spec.batch, 1) if is_certain(spec) else mask_bits.bits_shape(spec)[:2]
+    batch, heads = (spec.batch, 1) if has_intervals(spec) else mask_bits.bits_shape(spec)[:2]
     return heads * (batch if isinstance(batch, int) else 1)
 
 
@@ -112,7 +112,7 @@ _SHAPES = (
 
 _BITS = Rule[AttentionSpec](
     "mask/bits_bytes",
-    lambda s: not is_certain(s) and mask_bits.bits_bytes(s) > _MAX_BITS_BYTES,
+    lambda s: not has_intervals(s) and mask_bits.bits_bytes(s) > _MAX_BITS_BYTES,
     "a mask that is not known to be two ranges of keys for each query, of {bytes:,} bytes with one "
     f"bit a pair; at most {_MAX_BITS_BYTES:,} are made",
     _remedy,

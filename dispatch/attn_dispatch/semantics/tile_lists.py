@@ -125,7 +125,7 @@ def forward_lists(rows: jax.Array, grid: TileGrid, ends: Ends) -> TileLists:
     """For each tile of queries its tiles of keys.
 
     Args:
-      rows: [1|B, T, 4], intervals in the normal form of interval_union.py.
+      rows: [1|B, T, 4], intervals in the normal form of intervals.py.
       grid: the tiles, and the lengths of the lists.
       ends: `KeyBand.ends` of a band that holds the mask.
     """
