@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import variants_of

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch import mods
-from attn_dispatch.call.options import mod_operands
+from attn_dispatch.call.operands import mod_operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics.interval_plan import PlanTiles, lists_bytes, not_supported_reasons

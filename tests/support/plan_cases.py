@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from attn_dispatch import mods
 from attn_dispatch.call.masks_as_windows import with_window
-from attn_dispatch.call.options import mod_operands
+from attn_dispatch.call.operands import mod_operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import changed
 from attn_dispatch.programs.tracing import trace

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule
 

@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.operands import ArrayType, Operand
-from attn_dispatch.call.options import AttentionOptions, is_mod_operand
+from attn_dispatch.call.operands import ArrayType, Operand, is_mod_operand, with_shared
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 
 _PAGES = ("key_pages", "value_pages")
 
-SHAREABLE = ("bias", "mask", "window", "causal_offset", "alibi_slopes", "sinks", *_PAGES)
+SHAREABLE = (*with_shared("b"), *_PAGES)
 """Operands that may be shared along any of the dims. dropout_key and mods_start are numbered by the
 rows that share them, so they may be shared only along the last dims; the arrays of mods may be
 shared along further dims."""

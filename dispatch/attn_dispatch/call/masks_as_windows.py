@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from attn_dispatch.call.options import AttentionOptions, mod_operands
+from attn_dispatch.call.operands import mod_operands
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.programs.key_ranges import key_range
 
 Array = TypeVar("Array")

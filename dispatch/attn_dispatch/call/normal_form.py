@@ -20,12 +20,8 @@ from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
 from attn_dispatch.call.mod_facts import check_mod, sizes_for_mods
 from attn_dispatch.call.offsets import Counted, diagonal_of
-from attn_dispatch.call.options import (
-    AttentionOptions,
-    Meaning,
-    Wanted,
-    mod_operands,
-)
+from attn_dispatch.call.operands import mod_operands
+from attn_dispatch.call.options import AttentionOptions, Meaning, Wanted
 from attn_dispatch.call.paged_arguments import first_of_both
 from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv
 from attn_dispatch.call.static_arguments import (

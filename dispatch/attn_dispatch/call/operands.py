@@ -63,15 +63,21 @@ keep    [B, N, T, S] bool        True where dropout keeps a pair (everywhere wit
 
 out and lse are differentiable, row_max and keep are not. The backward pass returns the wanted
 gradients.
+
+TABLE says the same to code: the axes of each array, its dtype, and its roles. Code that treats
+arrays by their axes asks the table. So a new operand is one entry, and what computes with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
 Operands = Mapping[str, jax.Array]
@@ -101,3 +107,190 @@ class Operand:
         is_one_pool = self.name in ("key_pages", "value_pages") and self.shape[0] == 1
         shape = self.shape[1:] if is_one_pool else self.shape
         return f"{self.name} {self.dtype}{list(shape)}"
+
+
+Role = Literal["differentiable", "length", "sequence", "ids", "pages", "residual"]
+"""What code asks of an operand beside its axes:
+
+- differentiable: it has a gradient;
+- length, sequence: it holds lengths; it says where sequences end, as lengths do;
+- ids: the ids of places, and so which rows are invalid, depend on it;
+- pages: a paged call has it in place of key and value;
+- residual: only backward calls have it.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of every array with a name, whatever the call."""
+
+    name: str
+    letters: str
+    """Its axes in a spec, by their letters. "1n" may also have the size 1: then all share it."""
+    dtype: str
+    """"call" and "lse" are those of the call; "" is one that the caller chooses."""
+    roles: tuple[Role, ...] = ()
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The letters of its axes."""
+        return tuple(x.removeprefix("1") for x in self.letters.split())
+
+    @cached_property
+    def shared(self) -> frozenset[str]:
+        """The letters of the axes that may also have the size 1."""
+        return frozenset(x[1:] for x in self.letters.split() if x.startswith("1"))
+
+
+TABLE = {
+    x.name: x
+    for x in (
+        Entry("query", "b t n h", "call", ("differentiable",)),
+        Entry("key", "b s k h", "call", ("differentiable",)),
+        Entry("value", "b s k v", "call", ("differentiable",)),
+        Entry("key_pages", "c p e k h", "call", ("pages",)),
+        Entry("value_pages", "c p e k v", "call", ("pages",)),
+        Entry("page_table", "b m", "int32", ("ids", "pages")),
+        Entry("bias", "1b 1n 1t 1s", "", ("differentiable",)),
+        Entry("mask", "1b 1n 1t 1s", "bool"),
+        Entry("query_seq_lengths", "b", "int32", ("length", "sequence", "ids")),
+        Entry("key_value_seq_lengths", "b", "int32", ("length", "sequence", "ids")),
+        Entry("query_segment_ids", "b t", "int32", ("sequence", "ids")),
+        Entry("key_value_segment_ids", "b s", "int32", ("sequence", "ids")),
+        Entry("cu_seqlens_q", "b m", "int32", ("sequence", "ids")),
+        Entry("cu_seqlens_kv", "b m", "int32", ("sequence", "ids")),
+        Entry("window", "1b e", "int32", ("ids",)),
+        Entry("causal_offset", "1b", "int32"),
+        Entry("alibi_slopes", "1b n", "", ("differentiable",)),
+        Entry("sinks", "1b n", "", ("differentiable",)),
+        Entry("dropout_key", "d w", "uint32"),
+        Entry("dropout_start", "d w", "int32"),
+        Entry("score_mod", "1c", ""),
+        Entry("mask_mod", "1c", ""),
+        Entry("mods_start", "c w", "int32"),
+        Entry("out", "b t n v", "call", ("residual",)),
+        Entry("lse", "b n t", "lse", ("residual",)),
+        Entry("out_grad", "b t n v", "call", ("residual",)),
+        Entry("lse_grad", "b n t", "lse", ("residual",)),
+        Entry("row_max", "b n t", "lse"),
+        Entry("keep", "b n t s", "bool"),
+    )
+}
+"""The operands and results of all calls. score_mod and mask_mod stand for all arrays that these
+read, with the first of their axes.
+
+Beside the letters above: C pools, or entries that mods read, P pages of a pool, E keys of a page,
+M columns of a table, D dropout keys, W words or numbers.
+"""
+
+_MOD_OPERAND = re.compile(r"(score_mod|mask_mod)_\d+")
+
+
+def mod_operands(mod: str, count: int) -> tuple[str, ...]:
+    """The names of the arrays that a mod reads."""
+    return tuple(f"{mod}_{i}" for i in range(count))
+
+
+def is_mod_operand(name: str) -> bool:
+    """Whether an operand is an array that a mod reads."""
+    return _MOD_OPERAND.fullmatch(name) is not None
+
+
+def listed(name: str) -> Entry:
+    """The entry of an operand or result."""
+    mod = _MOD_OPERAND.fullmatch(name)
+    return TABLE[mod[1] if mod else name]
+
+
+def with_role(role: Role) -> tuple[str, ...]:
+    """The names of the operands with this role, in the order of the table."""
+    return tuple(x.name for x in TABLE.values() if role in x.roles)
+
+
+def with_axis(letter: str) -> tuple[str, ...]:
+    """The names of the operands and results with this axis, in the order of the table."""
+    return tuple(x.name for x in TABLE.values() if letter in x.axes)
+
+
+def with_shared(letter: str) -> tuple[str, ...]:
+    """The names of the operands that may be shared along this axis, in the order of the table."""
+    return tuple(x.name for x in TABLE.values() if letter in x.shared)
+
+
+def axis_of(name: str, letter: str) -> int | None:
+    """The axis of an operand or result, counted from its end; None if it has none of this letter.
+
+    So it is the same whatever leading dims the array has.
+    """
+    axes = listed(name).axes
+    return axes.index(letter) - len(axes) if letter in axes else None
+
+
+def resized(operand: Operand, sizes: Mapping[str, int]) -> Operand:
+    """The operand with these sizes of axes, by their letters. An axis of 1 that may be shared by
+    all entries of the call's axis remains so."""
+    known = listed(operand.name)
+    shape = tuple(
+        size if size == 1 and letter in known.shared else sizes.get(letter, size)
+        for letter, size in zip(known.axes, operand.shape, strict=False)
+    )
+    return replace(operand, shape=shape + operand.shape[len(shape) :])
+
+
+def in_front(
+    name: str, x: jax.Array, letter: str, change: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """x changed along an axis: `change` gets and returns it as [B, axis, ...], with that axis
+    second. An array without the axis stays as it is."""
+    axis = axis_of(name, letter)
+    if axis is None:
+        return x
+    if axis == 1 - x.ndim:
+        return change(x)
+    return jnp.swapaxes(change(jnp.swapaxes(x, 1, axis)), 1, axis)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A range along some axes of a call, which is cut from its arrays and pasted back."""
+
+    sizes: Mapping[str, int]
+    """The sizes of the whole call's axes, by their letters."""
+    ranges: Mapping[str, tuple[int, int]]
+    """First and end along some of these axes, by their letters."""
+
+    def has(self, name: str) -> bool:
+        """Whether an operand or result has one of the axes."""
+        return not self.ranges.keys().isdisjoint(listed(name).axes)
+
+    def slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """The section of an operand or result of the whole call; all of an axis that it shares."""
+        return tuple(
+            slice(*self.ranges[x]) if x in self.ranges and size == self.sizes[x] else slice(0, size)
+            for x, size in zip(listed(name).axes, shape, strict=False)
+        )
+
+    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the section of an operand or result with this shape."""
+        cut = tuple(x.stop - x.start for x in self.slices(name, shape))
+        return cut + shape[len(cut) :]
+
+    def cut(self, name: str, x: jax.Array) -> jax.Array:
+        """The section of an operand or result; all of an array without any of the axes."""
+        return x[self.slices(name, x.shape)] if self.has(name) else x
+
+    def pasted(
+        self, name: str, x: jax.Array, shape: tuple[int, ...], value: float | bool = 0
+    ) -> jax.Array:
+        """The section x put back into an array of this shape, with `value` around it."""
+        if not self.has(name):
+            return x
+        ends = zip(self.slices(name, shape), shape, strict=True)
+        return jnp.pad(x, [(y.start, size - y.stop) for y, size in ends], constant_values=value)
+
+
+def padded(name: str, x: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+    """x with zeros after its end along each of these axes, which then have these sizes."""
+    sizes_now = zip(listed(name).axes, x.shape, strict=False)
+    widths = [(0, sizes.get(letter, size) - size) for letter, size in sizes_now]
+    return jnp.pad(x, widths) if any(map(any, widths)) else x

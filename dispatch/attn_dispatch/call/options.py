@@ -9,7 +9,6 @@ call.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -17,6 +16,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from attn_dispatch.call.context import Context
+from attn_dispatch.call.operands import mod_operands, with_role
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.settings import CallSettings
 
@@ -176,23 +176,11 @@ class AttentionOptions:
         return replace(self, wanted=wanted)
 
 
-RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
+RESIDUALS = with_role("residual")
 """The operands that only backward calls have."""
 
-DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
+DIFFERENTIABLE = with_role("differentiable")
 """The operands that have gradients, beside the arrays that a score_mod reads."""
-
-_MOD_OPERAND = re.compile(r"(score|mask)_mod_\d+")
-
-
-def mod_operands(mod: str, count: int) -> tuple[str, ...]:
-    """The names of the arrays that a mod reads."""
-    return tuple(f"{mod}_{i}" for i in range(count))
-
-
-def is_mod_operand(name: str) -> bool:
-    """Whether an operand is an array that a mod reads."""
-    return _MOD_OPERAND.fullmatch(name) is not None
 
 
 def forward_operands(operands: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import SHAREABLE
-from attn_dispatch.call.options import AttentionOptions, is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.typed_jax import mapped
 
 Dims = Sequence[int | None]

@@ -19,44 +19,15 @@ from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.context import Context, SequenceOrder, Strategy
 from attn_dispatch.call.leading import Bind, LeadingCall
-from attn_dispatch.call.options import AttentionOptions, is_mod_operand, with_dropout_start
+from attn_dispatch.call.operands import is_mod_operand, listed, with_axis
+from attn_dispatch.call.options import AttentionOptions, with_dropout_start
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.context import compute
 
 Begin = Callable[[str], jax.Array | int]
 """Returns the first index of one device's part along a batch dim (b0, b1, …) or query heads (n)."""
 
-LAYOUTS = {
-    "query": "b t n h",
-    "key": "b s k h",
-    "value": "b s k v",
-    "key_pages": "b p e k h",
-    "value_pages": "b p e k v",
-    "page_table": "b m",
-    "bias": "b n t s",
-    "mask": "b n t s",
-    "query_seq_lengths": "b",
-    "key_value_seq_lengths": "b",
-    "query_segment_ids": "b t",
-    "key_value_segment_ids": "b s",
-    "cu_seqlens_q": "b m",
-    "cu_seqlens_kv": "b m",
-    "window": "b e",
-    "causal_offset": "b",
-    "alibi_slopes": "b n",
-    "sinks": "b n",
-    "dropout_key": "b w",
-    "mods_start": "b w",
-    "out": "b t n v",
-    "out_grad": "b t n v",
-    "lse": "b n t",
-    "lse_grad": "b n t",
-    "row_max": "b n t",
-    "keep": "b n t s",
-}
-"""The axes of operands and results, by the letters of operands.py. b is all leading dims."""
-
-OF_KV_HEADS = ("key", "value", "key_pages", "value_pages")
+OF_KV_HEADS = with_axis("k")
 """The operands [..., K, dim]."""
 
 WITH_ROWS = ("query", *OF_KV_HEADS)
@@ -102,7 +73,7 @@ def _letters(call: LeadingCall, name: str) -> list[str]:
         position, rank = call.options.operands.index(name), len(call.shape(name)) - len(call.dims)
         inner = [f"m{position}x{i}" for i in range(rank)]
     else:
-        _, *inner = LAYOUTS[name].split()
+        _, *inner = listed(name).axes
     return [*(f"b{i}" for i in range(len(call.dims))), *inner]
 
 

@@ -11,10 +11,11 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch import settings
 from attn_dispatch.call.context import Context, SequenceOrder, Strategy
 from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.operands import listed
 from attn_dispatch.core.context import whole_rows
 from attn_dispatch.core.context.choice import cheapest, modelled
 from attn_dispatch.core.context.strategies import Spread, chosen
-from attn_dispatch.core.shards import LAYOUTS, Shards, entry, key_operand
+from attn_dispatch.core.shards import Shards, entry, key_operand
 from attn_dispatch.settings import ContextParallel
 
 
@@ -45,7 +46,7 @@ def split(
     """
     splitting = _Splitting(call, sizes, wanted or settings.current().context_parallel, context)
     spec, number = call.spec, len(call.dims)
-    kv_heads_dim = LAYOUTS[key_operand(call)].split().index("k") - 1 + number
+    kv_heads_dim = listed(key_operand(call)).axes.index("k") - 1 + number
     *leading, rows, heads, dims = (entry(query, i) for i in range(number + 3))
     given = sum(leading, ()) + rows + heads + dims
     if not any(leading):

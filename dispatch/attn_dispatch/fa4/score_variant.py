@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import use_abstract_mesh
 
-from attn_dispatch.call.options import mod_operands
+from attn_dispatch.call.operands import mod_operands
 from attn_dispatch.programs.array_views import View
 from attn_dispatch.programs.inlining import NO_MESH, has_rules, inlined
 from attn_dispatch.programs.kernel import score_gradient

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attn_dispatch.call.operands import Operand
-from attn_dispatch.call.options import AttentionOptions, Meaning, Promises, mod_operands
+from attn_dispatch.call.operands import Operand, mod_operands
+from attn_dispatch.call.options import AttentionOptions, Meaning, Promises
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.given_ids import ID_OPERANDS
 

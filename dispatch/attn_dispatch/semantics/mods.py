@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from attn_dispatch.call.options import mod_operands
+from attn_dispatch.call.operands import mod_operands
 from attn_dispatch.programs.known_forms import depends_on_distance_alone
 from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import ModProgram, reads_by_key

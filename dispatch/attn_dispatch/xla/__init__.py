@@ -11,7 +11,7 @@ import os
 
 import jax.numpy as jnp
 
-from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import NOTHING, Plan

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.semantics.sums import sum_like

@@ -14,7 +14,7 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.options import is_mod_operand, mod_operands
+from attn_dispatch.call.operands import is_mod_operand, mod_operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.semantics.masks import allowed

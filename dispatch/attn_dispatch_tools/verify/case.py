@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch.call.operands import mod_operands
 from attn_dispatch.call.options import (
     DIFFERENTIABLE,
     AttentionOptions,
@@ -19,7 +20,6 @@ from attn_dispatch.call.options import (
     Meaning,
     Wanted,
     backward_options,
-    mod_operands,
 )
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.program import ModProgram

@@ -17,7 +17,8 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.options import AttentionOptions, mod_operands
+from attn_dispatch.call.operands import mod_operands
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch_tools.verify.drawn_mods import EXACT, FAST, DrawnScoreMod, Places
 from attn_dispatch_tools.verify.reference import (

@@ -13,12 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch.call.options import (
-    DIFFERENTIABLE,
-    AttentionOptions,
-    is_mod_operand,
-    mod_operands,
-)
+from attn_dispatch.call.operands import is_mod_operand, mod_operands
+from attn_dispatch.call.options import DIFFERENTIABLE, AttentionOptions
 from attn_dispatch_tools.verify.drawn_masks import DrawnMaskMod
 from attn_dispatch_tools.verify.drawn_mods import DrawnScoreMod, Places
 

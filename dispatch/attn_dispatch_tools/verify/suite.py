@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch import settings
-from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS

@@ -20,12 +20,12 @@ from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.context import Context
 from attn_dispatch.call.leading import Bind, LeadingCall
-from attn_dispatch.call.operands import Operand
-from attn_dispatch.call.options import AttentionOptions, is_mod_operand
+from attn_dispatch.call.operands import Operand, listed
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core.context.device_call import vary_alike
 from attn_dispatch.core.context.strategies import Spread, all_reasons
 from attn_dispatch.core.context.zigzag import in_sequence, in_zigzag
-from attn_dispatch.core.shards import LAYOUTS, Shards, is_repeated, layout, shard_call
+from attn_dispatch.core.shards import Shards, is_repeated, layout, shard_call
 from attn_dispatch.core.splitting import split
 
 _SCORES = ("bias", "mask")
@@ -140,7 +140,7 @@ class Exchange:
         letters = (
             layout(self.call, name).split()
             if name in operands
-            else [*(f"b{i}" for i in range(len(self.call.dims))), *LAYOUTS[name].split()[1:]]
+            else [*(f"b{i}" for i in range(len(self.call.dims))), *listed(name).axes[1:]]
         )
         rows = _rows(name, letters)
         for letter, axes in reversed(list(self._moves(letters))):
@@ -206,7 +206,7 @@ def without_context(options: AttentionOptions) -> AttentionOptions:
 
 def _whole(own: Operand, devices: int, rows: int, leading: int) -> Operand:
     """The operand of the whole call, from that of a device with so many rows."""
-    letters = [*("b" for _ in range(leading)), *_inner_letters(own)]
+    letters = [*("b" for _ in range(leading)), *listed(own.name).axes[1:]]
     dim = _rows(own.name, letters)
     # One row of a bias or mask is shared by all rows, unless the device has only one.
     if dim is None or (own.name in _SCORES and own.shape[dim] == 1 < rows):
@@ -214,10 +214,6 @@ def _whole(own: Operand, devices: int, rows: int, leading: int) -> Operand:
     shape = list(own.shape)
     shape[dim] *= devices
     return replace(own, shape=tuple(shape))
-
-
-def _inner_letters(operand: Operand) -> list[str]:
-    return [] if is_mod_operand(operand.name) else LAYOUTS[operand.name].split()[1:]
 
 
 def _rows(name: str, letters: Sequence[str]) -> int | None:

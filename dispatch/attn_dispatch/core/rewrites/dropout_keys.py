@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import AskedOf, Calls, NamedArrays, Rewrite, changed
 from attn_dispatch.typed_jax import mapped

@@ -19,6 +19,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from attn_dispatch.call.divisors import largest_divisor
+from attn_dispatch.call.operands import listed
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     Axis,
@@ -29,7 +30,6 @@ from attn_dispatch.core.rewrites.rewrite import (
     Rewrite,
     changed,
 )
-from attn_dispatch.core.shards import LAYOUTS
 
 Index = jax.Array | int
 
@@ -186,7 +186,7 @@ class _InParts(Parts):
         if self.axis == "batch":
             entries = spec.batch if shape is None else shape[0]
             return None if entries == 1 else _Division(0, spec.batch // entries)
-        for axis, letter in enumerate(LAYOUTS.get(name, "").split()):
+        for axis, letter in enumerate(listed(name).axes):
             if letter == "k":
                 return _Division(axis, spec.num_heads // spec.num_kv_heads)
             if letter == "n" and (shape is None or shape[axis] > 1):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.operands import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.mods_as_arrays import operands_of, score_mod_form
 from attn_dispatch.core.rewrites.rewrite import MODS, Calls, NamedArrays, Rewrite, changed, for_

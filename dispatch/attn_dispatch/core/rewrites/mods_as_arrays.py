@@ -13,7 +13,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.options import is_mod_operand, mod_operands
+from attn_dispatch.call.operands import is_mod_operand, mod_operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     MODS,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import Section
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     Arrangement,
@@ -23,7 +23,6 @@ from attn_dispatch.core.rewrites.rewrite import (
     without_band,
     without_offset,
 )
-from attn_dispatch.core.shards import LAYOUTS
 
 _UNSEEN = {"lse": -jnp.inf, "row_max": -jnp.inf, "keep": True}
 """The results of queries that see no key, where they are not 0."""
@@ -64,22 +63,10 @@ class _Rectangle:
         (first, end), (first_key, end_key) = self.queries, self.keys
         return self.offset - ((end_key - first_key) - (end - first))
 
-    def slices(self, spec: AttentionSpec, name: str) -> tuple[slice, ...]:
-        """The part of an operand or result."""
-        shape = _shape(spec, name)
+    def section(self, spec: AttentionSpec) -> Section:
+        """The part of the call's arrays that it covers."""
         sizes = {"t": spec.seq_len_q, "s": spec.seq_len_kv}
-        ends = {"t": self.queries, "s": self.keys}
-        return tuple(
-            slice(*ends[x]) if x in ends and size == sizes[x] else slice(0, size)
-            for x, size in zip(LAYOUTS[name].split(), shape, strict=True)
-        )
-
-
-def _shape(spec: AttentionSpec, name: str) -> tuple[int, ...]:
-    """The shape of an operand, or else of a result."""
-    if spec.has(name):
-        return spec.shape(name)
-    return spec.results[spec.result_names.index(name)].shape
+        return Section(sizes, {"t": self.queries, "s": self.keys})
 
 
 def _is_static(spec: AttentionSpec) -> bool:
@@ -102,10 +89,11 @@ def _when(spec: AttentionSpec) -> bool:
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
     found = _Rectangle.of(spec)
+    section = found.section(spec)
     arrays: Arrangement = {
-        x.name: (tuple(y.stop - y.start for y in found.slices(spec, x.name)), x.dtype)
+        x.name: (section.shape(x.name, x.shape), x.dtype)
         for x in spec.operands
-        if _has_rows(x.name)
+        if section.has(x.name)
     }
     # ALiBi needs the corner in which the diagonal does start.
     is_top_left = spec.has("alibi_slopes") and found.from_the_end != 0
@@ -126,30 +114,16 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(spec, arrays=arrays, meaning=meaning)
 
 
-def _has_rows(name: str) -> bool:
-    return bool({"t", "s"} & set(LAYOUTS.get(name, "").split()))
-
-
 def _compute(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
-    found = _Rectangle.of(spec)
-    given = {
-        name: x[found.slices(spec, name)] if _has_rows(name) else x for name, x in operands.items()
-    }
+    section = _Rectangle.of(spec).section(spec)
+    given = {name: section.cut(name, x) for name, x in operands.items()}
     results = calls.kernel(for_(inner, given))
-    return {name: _whole(spec, found, name, results[name]) for name in spec.result_names}
-
-
-def _whole(spec: AttentionSpec, found: _Rectangle, name: str, part: jax.Array) -> jax.Array:
-    """A result of the whole call from that of the rectangle."""
-    if not _has_rows(name):
-        return part
-    shape = _shape(spec, name)
-    widths = [
-        (x.start, size - x.stop) for x, size in zip(found.slices(spec, name), shape, strict=True)
-    ]
-    return jnp.pad(part, widths, constant_values=_UNSEEN.get(name, 0))
+    return {
+        name: section.pasted(name, results[name], whole.shape, _UNSEEN.get(name, 0))
+        for name, whole in zip(spec.result_names, spec.results, strict=True)
+    }
 
 
 STATIC_OFFSET = Rewrite(
