@@ -16,6 +16,7 @@ from attn_dispatch.aiter import library as aiter_library
 from attn_dispatch.aiter.arrays import (
     Buffers,
     KernelArrays,
+    Sequences,
     backward_results,
     forward_results,
     from_rows,
@@ -34,7 +35,6 @@ from attn_dispatch.aiter.call import AiterCall, call_for
 from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.release import Release
-from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device

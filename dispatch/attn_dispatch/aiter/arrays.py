@@ -1,23 +1,27 @@
-"""Conversion between a call's arrays and those of AITER's custom calls: layouts, padding, sums.
+"""The arrays of AITER's custom calls: conversion from and to a call's, results, scratch memory.
 
 In group mode AITER's arrays have no batch axis: [B, L, …] becomes [B · L, …], and lse [B, N, T]
-becomes [N, B · T].
+becomes [N, B · T]. Batch rows are laid end to end, each as one sequence or several. rocm_backend
+reads results in the order given here, and refuses any other shape (call_structs*.cc).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Accumulator, Kernel
-from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.sizes import keys_per_split
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.kernel_seed import kernel_seed
+from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
+from attn_dispatch.semantics.real_rows import real_rows_by_position
+from attn_dispatch.semantics.row_ids import ascending
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
@@ -198,3 +202,66 @@ def num_dq_acc(call: AiterCall) -> int:
 def num_bytes(x: jax.ShapeDtypeStruct) -> int:
     """The size of a buffer."""
     return math.prod(x.shape) * jnp.dtype(x.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The further operands of a call in group mode, and the rows that XLA must fix.
+
+    Kernels neither read nor write rows of no sequence, and some compute padding rows wrongly: CK
+    gives NaN dK and dV for a sequence without queries
+    (github.com/ROCm/rocm-libraries/pull/5790), and ASM gives NaN output for one without keys
+    (github.com/ROCm/aiter/issues/1442).
+    """
+
+    operands: tuple[jax.Array, ...]
+    """seqstart_q, seqstart_k and, with gaps, lengths of queries and keys; empty outside group mode.
+
+    Lengths are seqlen_q and seqlen_k, or their prefix sums, cu_seqlen_q and cu_seqlen_k.
+    """
+    real_queries: jax.Array | None
+    """bool [1|B, T]: the query attends to some key; None if all do."""
+    real_keys: jax.Array | None
+    """bool [1|B, S]: the key belongs to a sequence with queries; None if all do."""
+
+    @staticmethod
+    def of(
+        spec: AttentionSpec,
+        call: AiterCall,
+        operands: Mapping[str, jax.Array],
+        *,
+        as_prefix_sums: bool = False,
+    ) -> Sequences:
+        """The sequences of any call: with lengths, segment ids, cu_seqlens or none of them."""
+        queries, keys = real_rows_by_position(spec, operands)
+        if not call.is_group:
+            return Sequences((), queries, None)
+        ranges = SequenceRanges.of(spec, operands)
+        starts = _seqstarts(spec, call, operands, ranges)
+        if as_prefix_sums:
+            starts = (*starts[:2], *map(_prefix_sums, starts[2:]))
+        return Sequences(starts, queries, keys)
+
+
+def _prefix_sums(lengths: jax.Array) -> jax.Array:
+    """[n] lengths as [n + 1] sums of those before each, and of all."""
+    return jnp.pad(jnp.cumsum(lengths, dtype=jnp.int32), (1, 0))
+
+
+def _seqstarts(
+    spec: AttentionSpec,
+    call: AiterCall,
+    operands: Mapping[str, jax.Array],
+    ranges: SequenceRanges,
+) -> tuple[jax.Array, ...]:
+    """Where the sequences start and, with gaps, their lengths."""
+    if not call.has_gaps:
+        cu_q = ascending(operands["cu_seqlens_q"], spec.seq_len_q)
+        cu_k = ascending(operands["cu_seqlens_kv"], spec.seq_len_kv)
+        return cu_q[0], cu_k[0]
+    return (
+        flat_starts(ranges.starts_q, spec.seq_len_q),
+        flat_starts(ranges.starts_kv, spec.seq_len_kv),
+        ranges.lengths_q.reshape(-1),
+        ranges.lengths_kv.reshape(-1),
+    )

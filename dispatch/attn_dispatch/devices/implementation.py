@@ -203,6 +203,6 @@ class ComputesTangents(Protocol):
           spec: the forward call, which wants the derivative.
           device: the device that it is lowered for.
           operands: its operands, out and lse.
-          moved: the tangents of operands; one that is not there is 0.
+          moved: the tangents of operands; a missing one is 0.
         """
         ...
