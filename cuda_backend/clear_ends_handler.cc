@@ -99,7 +99,7 @@ XLA_FFI_DEFINE_HANDLER(kLoad, Load,
                            .Attr<bool>("invalid_is_nan"));
 XLA_FFI_DEFINE_HANDLER(kClear, Clear,
                        ffi::Ffi::Bind()
-                           .Ctx<StreamContext>()
+                           .Ctx<StreamContext<cudaStream_t>>()
                            .Ctx<ffi::DeviceOrdinal>()
                            .RemainingArgs()
                            .RemainingRets()

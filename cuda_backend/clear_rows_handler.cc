@@ -74,10 +74,13 @@ ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::RemainingArgs args,
 XLA_FFI_DEFINE_HANDLER(
     kLoad, Load,
     ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets());
-XLA_FFI_DEFINE_HANDLER(
-    kClear, Clear,
-    ffi::Ffi::Bind().Ctx<StreamContext>().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets(),
-    {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kClear, Clear,
+                       ffi::Ffi::Bind()
+                           .Ctx<StreamContext<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .RemainingArgs()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 

@@ -202,7 +202,7 @@ ffi::Error Execute(hipStream_t stream, CallState* state, ffi::RemainingArgs oper
 
 auto execution() {
   return ffi::Ffi::Bind()
-      .Ctx<StreamContext>()
+      .Ctx<StreamContext<hipStream_t>>()
       .Ctx<ffi::State<CallState>>()
       .RemainingArgs()
       .RemainingRets()

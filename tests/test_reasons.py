@@ -16,6 +16,8 @@ import attn_dispatch
 from attn_dispatch import aiter, cudnn, fa4, flash, xla
 from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
+from attn_dispatch.aiter.asm_rules import rules_of as asm_rules_of
+from attn_dispatch.aiter.release import DEV18, Release
 from attn_dispatch.call.options import backward_options
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
@@ -77,7 +79,8 @@ TABLES: dict[str, tuple[Any, ...]] = {
     "fa4, tangents": (fa4_tangents._COMPILED,),
     "fa4, wide": (fa4_wide._WINDOW, fa4_wide._CORNER, fa4_wide._COMPILED),
     "aiter": aiter_call_rules.CALL_RULES,
-    "aiter, asm": aiter_rules.ASM_RULES,
+    "aiter, asm": asm_rules_of(DEV18),
+    "aiter, asm alone": asm_rules_of(Release("v0.1.15", (0, 1, 15))),
     "aiter, ck": aiter_rules.CK_RULES,
     "aiter, split": aiter_rules.SPLIT_RULES,
     "xla": xla._RULES,

@@ -143,7 +143,7 @@ auto initialization() {
 
 auto execution() {
   return ffi::Ffi::Bind()
-      .Ctx<StreamContext>()
+      .Ctx<StreamContext<cudaStream_t>>()
       .Ctx<ffi::DeviceOrdinal>()
       .Ctx<ffi::State<Fa4Call>>()
       .RemainingArgs()

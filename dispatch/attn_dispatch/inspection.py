@@ -30,9 +30,8 @@ from attn_dispatch.core.one_device import of_one_device
 from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p
 from attn_dispatch.core.sketch import Sketch, of_program
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import device_to_explain
+from attn_dispatch.devices.target import Target, device_to_explain
 from attn_dispatch.devices.target import target as target_block
-from attn_dispatch.devices.target_names import Target
 from attn_dispatch.paged import paged_attention, paged_calls
 from attn_dispatch.programs.tracing import Mod, trace
 from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer

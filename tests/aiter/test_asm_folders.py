@@ -289,7 +289,7 @@ def test_every_kernel_of_aiter_is_a_code_object_of_its_architecture():
     folders = [Path(dev18.asm_folder(x)) for x in dev18.ARCHS]
     folders += [sources / "hsa" / x for x in dev18.ARCHS] if sources else []
     for folder in folders:
-        assert aiter_library.code_objects.problem(folder, folder.name, 100) == ""
-        assert " cannot be used: " in aiter_library.code_objects.problem(
+        assert aiter_library.unusable_kernels(folder, folder.name, 100) == ""
+        assert " cannot be used: " in aiter_library.unusable_kernels(
             folder, OTHER[folder.name], 100
         )

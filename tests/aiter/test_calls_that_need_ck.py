@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from attn_dispatch.aiter.asm_rules import rules_of
+from attn_dispatch.aiter.call import widened
 from attn_dispatch.aiter.kernels import not_supported_reasons
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import ARCHS
-from attn_dispatch.aiter.rules_v0_1_15 import RULES
-from attn_dispatch.aiter.widths import widened
 from tests.support.aiter_dispatch import grid
 
 NEWEST = Release("v0.1.15", (0, 1, 20))
+RULES = rules_of(NEWEST)
 PAGE = Path(__file__).parents[2] / "docs" / "install.md"
 
 

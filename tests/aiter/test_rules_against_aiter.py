@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-from attn_dispatch.aiter import buffers as aiter_buffers
+from attn_dispatch.aiter import arrays as aiter_arrays
 from attn_dispatch.aiter import sizes
+from attn_dispatch.aiter.asm_rules import rules_of
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
-from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
+from attn_dispatch.aiter.release import DEV18
+from attn_dispatch.aiter.rules import CK, CK_RULES, DISPATCH, SPLIT_RULES
 from attn_dispatch.aiter.sizes import splits_of
 from tests.support.aiter_dispatch import build, grid
 from tests.support.aiter_dispatch.calls import struct_of
@@ -40,7 +42,7 @@ def test_asm_takes_the_calls_that_its_rules_allow(aiter_on: Any, arch: str):
     """Rules of AITER's dispatch agree exactly; every other rule is stricter on purpose."""
     library, counts = aiter_on(arch), {"asm": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
-        rows = [rule for rule in ASM_RULES if rule.is_broken_by(call, arch)]
+        rows = [rule for rule in rules_of(DEV18) if rule.is_broken_by(call, arch)]
         takes = library.takes_asm(struct_of(call, use_asm=True, accumulator=atomic_32(call)))
         assert takes == all(rule.source != DISPATCH for rule in rows), (call, rows)
         counts["stricter" if takes and rows else "asm" if takes else "refused"] += 1
@@ -273,7 +275,7 @@ def _check_instance(call: AiterCall, arch: str, records: list[str]) -> None:
     assert call.head_dim_v <= int(fields["head_dim_v"]), (call, record)
     if call.backward and call.deterministic and fields["convert_dq"] == "true":
         splits = -(-call.max_seq_len_kv // int(fields["key_block"]))
-        assert splits <= aiter_buffers.num_dq_acc(call), (call, record)
+        assert splits <= aiter_arrays.num_dq_acc(call), (call, record)
 
 
 def _check_split_instance(call: AiterCall, records: list[str]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from attn_dispatch.aiter.buffers import dq_acc, num_bytes
+from attn_dispatch.aiter.arrays import dq_acc, num_bytes
 from attn_dispatch.aiter.call import AiterCall
 from tests.support.aiter_dispatch import grid
 from tests.support.aiter_dispatch.calls import POINTER, struct_of

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from attn_dispatch.aiter.asm_rules import rules_of
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import NO_CK, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import DISPATCH
-from attn_dispatch.aiter.rules_v0_1_15 import RULES, rules_of
 from attn_dispatch.devices.aiter_versions import version_of
 from attn_dispatch.settings import aiter_asm
 from tests.support.aiter_dispatch import grid
@@ -21,6 +21,7 @@ from tests.support.aiter_v0_1_15 import build
 from tests.support.aiter_v0_1_15.library import dispatch
 
 NEWEST = Release("v0.1.15", (0, 1, 20))
+RULES = rules_of(NEWEST)
 needs_sources = pytest.mark.skipif(bool(build.missing_sources()), reason=build.missing_sources())
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.call import widened
 from attn_dispatch.aiter.kernels import not_supported_reasons
 from attn_dispatch.aiter.release import DEV18, Release
-from attn_dispatch.aiter.widths import widened
 from tests.support.aiter_dispatch import grid
 from tests.support.aiter_public import assert_close, value_and_gradients
 

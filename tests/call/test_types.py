@@ -30,7 +30,7 @@ from attn_dispatch import (
 )
 from attn_dispatch.call.keywords import DenseOptions, PagedOptions, RaggedOptions
 from attn_dispatch.core import select
-from attn_dispatch.devices.target_names import PRODUCTS, Target
+from attn_dispatch.devices.target import PRODUCTS, Target
 from attn_dispatch.implementation import ImplementationName, OwnName
 
 Array = jax.Array

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import pytest
 
-from attn_dispatch.aiter import rules_v0_1_15
-from attn_dispatch.aiter.rules_v0_1_15 import BEYOND_KEYS, ONE_QUERY
+from attn_dispatch.aiter import asm_rules
+from attn_dispatch.aiter.asm_rules import BEYOND_KEYS, ONE_QUERY
 from attn_dispatch.devices.target import parse
 from attn_dispatch.warning import AttentionKernelWarning
 from attn_dispatch_tools.verify.case import Case
@@ -146,7 +146,7 @@ def test_gradient_of_query_needs_no_conversion_on_gfx942(
         check.errors()
     gpu.schedule = Schedule("late", fill=NAN)
     assert max(check.errors().values()) <= 1
-    monkeypatch.setattr(rules_v0_1_15, "DQ_IS_STORED_EARLY", ())
+    monkeypatch.setattr(asm_rules, "DQ_IS_STORED_EARLY", ())
     of_the_kernel = Check.of(case("wait"), parse("gfx942"), gpu.emulator)
     assert of_the_kernel.errors()["query"] > 2
     gpu.machine = RepairedMachine()

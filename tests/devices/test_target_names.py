@@ -11,8 +11,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.release import Release
-from attn_dispatch.devices.target import default_device, parse
-from attn_dispatch.devices.target_names import PRODUCTS
+from attn_dispatch.devices.target import PRODUCTS, default_device, parse
 from attn_dispatch.reason import sentences
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from attn_dispatch.flash import buffers
+from attn_dispatch.flash import kernels
 from attn_dispatch.flash.generations import ALL
 from tests.scripts import flash_calls
 
@@ -16,7 +16,7 @@ RECORDED = json.loads(flash_calls.KEPT.read_text())
 def test_recorded_calls_cover_every_target():
     symbols = {x["custom_call"].split("(")[0].lstrip("@") for x in RECORDED}
     assert symbols == {x.symbol for generation in ALL for x in generation.targets}
-    assert any(buffers.splits(flash_calls.call_of(_facts(x))) > 1 for x in RECORDED)
+    assert any(kernels.splits(flash_calls.call_of(_facts(x))) > 1 for x in RECORDED)
 
 
 def test_custom_calls_equal_the_recorded_ones():

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import attn_dispatch
-from attn_dispatch.aiter import folder, kernels, rules_v0_1_15
+from attn_dispatch.aiter import asm_rules, folder
 
 AVOIDED = ("aiter/asm_192_barrier",)
 """Rules that keep a call from the kernel in question."""
@@ -83,11 +83,11 @@ SMALL = tuple(replace(x, batch=1, heads=2, length=min(x.length, 160)) for x in C
 @contextlib.contextmanager
 def kernels_in_question() -> Iterator[None]:
     """Let calls run on kernels that this package otherwise avoids."""
-    kept = tuple(x for x in kernels.ASM_RULES if x.name not in AVOIDED)
+    kept = tuple(x for x in asm_rules.ASM_RULES if x.name not in AVOIDED)
     with (
-        mock.patch.object(kernels, "ASM_RULES", kept),
-        mock.patch.object(rules_v0_1_15, "DOUBTS", ()),
-        mock.patch.object(rules_v0_1_15, "DQ_IS_STORED_EARLY", ()),
+        mock.patch.object(asm_rules, "ASM_RULES", kept),
+        mock.patch.object(asm_rules, "DOUBTS", ()),
+        mock.patch.object(asm_rules, "DQ_IS_STORED_EARLY", ()),
     ):
         yield
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from attn_dispatch import aiter
 from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.call import call_for
 from attn_dispatch.aiter.kernels import kernel_for
-from attn_dispatch.aiter.widths import call_for
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from tests.scripts.plan_matrix import INSTALLED, Matrix, Planning

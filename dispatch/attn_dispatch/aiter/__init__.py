@@ -14,34 +14,36 @@ from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter import library as aiter_library
 from attn_dispatch.aiter.arrays import (
+    Buffers,
     KernelArrays,
+    Sequences,
+    backward_results,
+    forward_results,
     from_rows,
     inputs,
     lse_from_rows,
     lse_to_rows,
     rounded_dq,
+    split_results,
     sum_groups,
     sum_to_bias,
     to_rows,
     where_real,
-)
-from attn_dispatch.aiter.buffers import (
-    Buffers,
-    backward_results,
-    forward_results,
-    split_results,
     workspace_bytes,
 )
-from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.call import AiterCall, call_for
 from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.release import Release
-from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
-from attn_dispatch.aiter.widths import call_for
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
-from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import (
+    Plan,
+    library_reason,
+    platform_reasons,
+    require_arch,
+)
 from attn_dispatch.reason import Reason, broken, sentences
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
@@ -201,15 +203,9 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
 
 
 def _device_reasons(device: Device) -> tuple[Reason, ...]:
-    if device.platform != "rocm":
-        why = f"AITER runs on AMD GPUs, and this is {device}"
-        return (device_reason("platform", device, why),)
-    if device.arch == UNKNOWN_ARCH:
-        raise RuntimeError(
-            "attn_dispatch is lowering for rocm, and there is neither a ROCm device here nor a "
-            'target to plan for. Name one: `with attn_dispatch.target("gfx942"):` around the '
-            "lowering, or ATTN_DISPATCH_TARGET=gfx942 in the environment."
-        )
+    if elsewhere := platform_reasons("AITER", PLATFORM, device):
+        return elsewhere
+    require_arch(device)
     reasons = aiter_kernels.unsupported_arch(device.arch)
     return reasons or _library_reasons(device, aiter_folder.release(device.arch))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from attn_dispatch.aiter.release import Release
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.wider_arrays import round_up
@@ -84,8 +85,10 @@ class AiterCall:
 
 def call_of(spec: AttentionSpec) -> AiterCall:
     """The call in AITER's terms."""
-    if is_split(spec):
-        return _split_call(spec)
+    return _split_call(spec) if is_split(spec) else _whole_call(spec)
+
+
+def _whole_call(spec: AttentionSpec) -> AiterCall:
     mask, left, right = _mask(spec)
     sequences = _sequences(spec)
     is_group = sequences is not None
@@ -139,9 +142,9 @@ def _split_call(spec: AttentionSpec) -> AiterCall:
     mask, left, right = _split_mask(spec)
     folded = spec.num_heads // spec.num_kv_heads if folds_heads(spec) else 1
     rows, keys = folded * spec.seq_len_q, spec.seq_len_kv
-    return AiterCall(
-        backward=False,
-        dtype=spec.dtype,
+    return replace(
+        _whole_call(spec),
+        # Lengths of keys are given as they are, and rows are whole.
         is_group=False,
         has_gaps=False,
         batch=spec.batch,
@@ -150,18 +153,9 @@ def _split_call(spec: AttentionSpec) -> AiterCall:
         max_seq_len_q=rows,
         max_seq_len_kv=keys,
         num_heads=spec.num_heads // folded,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=round_up(spec.head_dim, HEAD_DIM_MULTIPLE),
-        head_dim_v=round_up(spec.head_dim_v, HEAD_DIM_MULTIPLE),
         mask=mask,
         window_left=left,
         window_right=right,
-        bias=_bias(spec),
-        has_dbias=False,
-        logits_soft_cap=spec.meaning.logits_soft_cap or 0.0,
-        dropout_rate=0.0,
-        deterministic=False,
-        needs_lse=spec.wanted.needs_lse,
         is_split=True,
         page_size=spec.page_size if spec.is_paged else 0,
         num_pages=_pages(spec) if spec.is_paged else 0,
@@ -213,3 +207,36 @@ def _bias(spec: AttentionSpec) -> Bias:
     if spec.has("alibi_slopes"):
         return "alibi"
     return "bias" if spec.has("bias") else "none"
+
+
+_FORWARD = ((128, 128), (192, 128))
+_LEAST = {"gfx942": 64, "gfx950": 72}
+"""The least head dim of backward kernels. They run every multiple of 8 up to the most."""
+_MOST = {"gfx942": 192, "gfx950": 128}
+_OF_WINDOWS = 72, 128
+
+
+def call_for(spec: AttentionSpec, arch: str, release: Release) -> AiterCall:
+    """The call in AITER's terms, for the kernels that are built."""
+    call = widened(call_of(spec), arch, release)
+    is_same_diagonal = call.is_group and spec.meaning.same_lengths and call.mask == "top_left"
+    return replace(call, mask="bottom_right") if is_same_diagonal and not release.has_ck else call
+
+
+def widened(call: AiterCall, arch: str, release: Release) -> AiterCall:
+    """The call with the least head dims that an ASM kernel has, where ASM kernels alone are built;
+    unchanged if none is so wide."""
+    if release.has_ck or call.is_split or arch not in _LEAST:
+        return call
+    kernels = _backward(call, arch) if call.backward else _FORWARD
+    fits = (x for x in kernels if x[0] >= call.head_dim and x[1] >= call.head_dim_v)
+    head_dim, head_dim_v = next(fits, (call.head_dim, call.head_dim_v))
+    return replace(call, head_dim=head_dim, head_dim_v=head_dim_v)
+
+
+def _backward(call: AiterCall, arch: str) -> tuple[tuple[int, int], ...]:
+    """The head dims of kernels for the call, the narrowest first."""
+    least, most = _OF_WINDOWS if call.is_window else (_LEAST[arch], _MOST[arch])
+    equal = max(call.head_dim, call.head_dim_v, least)
+    kernels = ((equal, equal),) if equal <= most else ()
+    return (*kernels, (192, 128)) if arch == "gfx950" and not call.is_group else kernels

@@ -15,9 +15,8 @@ from attn_dispatch.semantics.common_rules import (
     EMPTY,
     MAX_SEGMENTS,
     ROW_BIAS_GRADIENT,
-    scale_remedy,
+    scale_rule,
 )
-from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 _ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
 
@@ -86,14 +85,7 @@ CALL_RULES = (
             "wanted": 1 - s.meaning.dropout_rate,
         },
     ),
-    Rule[AttentionSpec](
-        "aiter/scale",
-        is_out_of_range,
-        "scale {scale:g}: AITER multiplies by it in float32, where it or its reciprocal is no "
-        "normal number",
-        scale_remedy,
-        facts=lambda s: {"scale": s.meaning.scale},
-    ),
+    scale_rule("aiter/scale", "AITER multiplies"),
     EMPTY,
 )
 """The limits of forward and backward calls."""

@@ -3,7 +3,7 @@
 AITER's C++ dispatch chooses when it is called. The choice is made here already, for three reasons:
 scratch memory depends on it; calls are lowered on machines without AITER; and the C++ dispatch
 accepts calls that AITER's Python layer, which its users run, does not. The rules are the tables of
-rules.py; tests/aiter/test_rules_against_aiter.py compares them with AITER's compiled dispatch.
+asm_rules.py and rules.py; tests compare them with AITER's compiled dispatch.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attn_dispatch.aiter import rules_v0_1_15
+from attn_dispatch.aiter import asm_rules
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.release import DEV18, Release, text_of
-from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK, CK_RULES, SPLIT_RULES, KernelRule
+from attn_dispatch.aiter.rules import ARCHS, CK, CK_RULES, SPLIT_RULES, KernelRule
 from attn_dispatch.aiter.sizes import splits_of
 from attn_dispatch.reason import Reason, Rule, broken
 
@@ -71,7 +71,7 @@ def not_supported_reasons(
         return why
     if release.has_ck:
         return _reasons(_rules_of(call), call, arch)
-    rules = (_SPLIT_KV,) if call.is_split else rules_v0_1_15.rules_of(release)
+    rules = (_SPLIT_KV,) if call.is_split else asm_rules.rules_of(release)
     reasons, of_ck = _reasons(rules, call, arch), _reasons(_rules_of(call), call, arch)
     return reasons if of_ck else tuple(x.where(NO_CK) for x in reasons)
 
@@ -89,11 +89,11 @@ def kernel_for(call: AiterCall, arch: str, release: Release = DEV18) -> Kernel:
     if call.backward:
         # 16-bit atomics lose bits with every block of keys, and no call runs only with them.
         name += ", one block of keys" if call.deterministic else ""
-        rounds_dq = release.has_ck or arch not in rules_v0_1_15.DQ_IS_STORED_EARLY
+        rounds_dq = release.has_ck or arch not in asm_rules.DQ_IS_STORED_EARLY
         return Kernel(
             "asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", (), rounds_dq=rounds_dq
         )
-    doubts = () if release.has_ck else _reasons(rules_v0_1_15.DOUBTS, call, arch)
+    doubts = () if release.has_ck else _reasons(asm_rules.DOUBTS, call, arch)
     return Kernel("asm", name, _NEAREST_EVEN, "split", (), doubts)
 
 
@@ -109,7 +109,7 @@ def kernel_of_first(call: AiterCall, arch: str, releases: Sequence[Release]) -> 
     kernel = replace(kernel, name=f"{kernel.name} of AITER {text_of(release.version)}")
     if kernel.family == "asm" or call.is_split:
         return kernel
-    why = _reasons(rules_v0_1_15.rules_of(releases[0]), call, arch)
+    why = _reasons(asm_rules.rules_of(releases[0]), call, arch)
     return replace(kernel, why_not_asm=_remedies_if_all(why))
 
 
@@ -128,7 +128,7 @@ _SPLIT_KV = KernelRule(
 
 def _why_not_asm(call: AiterCall, arch: str) -> tuple[Reason, ...]:
     """Every reason against ASM. Remedies help only if each reason has one."""
-    return _remedies_if_all(_reasons(ASM_RULES, call, arch))
+    return _remedies_if_all(_reasons(asm_rules.rules_of(DEV18), call, arch))
 
 
 def _remedies_if_all(why: tuple[Reason, ...]) -> tuple[Reason, ...]:

@@ -21,12 +21,14 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import Attribute, CudnnCall, variants_of
 from attn_dispatch.cudnn.planning_process import PlanningProcess
-from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
+from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import (
     Plan,
     device_reason,
     library_reason,
     planner_reason,
+    platform_reasons,
+    require_arch,
 )
 from attn_dispatch.devices.target import local_nvidia_ordinals
 from attn_dispatch.reason import Reason, Rule, reason_from_sentence, sentences
@@ -54,7 +56,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
     if reasons:
         return reasons
     planned = _planned(spec, device)
-    return () if isinstance(planned, _Planned) else (planned,)
+    return () if isinstance(planned, _PlannedCall) else (planned,)
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
@@ -132,16 +134,9 @@ def register() -> None:
 
 
 def _device_reasons(device: Device) -> tuple[Reason, ...]:
-    if device.platform != "cuda":
-        return (
-            device_reason("platform", device, f"cuDNN runs on NVIDIA GPUs, and this is {device}"),
-        )
-    if device.arch == UNKNOWN_ARCH:
-        raise RuntimeError(
-            "attn_dispatch is lowering for cuda, and there is neither a CUDA device here nor a "
-            'target to plan for. Name one: `with attn_dispatch.target("sm90"):` around the '
-            "lowering, or ATTN_DISPATCH_TARGET=sm90 in the environment."
-        )
+    if elsewhere := platform_reasons("cuDNN", PLATFORM, device):
+        return elsewhere
+    require_arch(device)
     reasons: list[Reason] = []
     if int(device.arch[2:]) < _OLDEST_SM:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
@@ -165,12 +160,12 @@ def _planner_reason(library: cudnn_library.CudnnLibrary) -> Reason:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlannedCall:
     call: CudnnCall
     plan: Plan
 
 
-def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
+def _planned(spec: AttentionSpec, device: Device) -> _PlannedCall | Reason:
     """The call as cuDNN runs it, with the engine that tuning chose, or why it does not run it."""
     untuned = _untuned(spec, device)
     if isinstance(untuned, Reason) or not spec.options.engine:
@@ -186,14 +181,14 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         )
     # Enough for the untuned plan too: where another cuDNN lacks the engine, that plan runs.
     workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
-    return _Planned(call, _plan(engine, workspace_bytes, untuned.plan.other_bytes))
+    return _PlannedCall(call, _plan(engine, workspace_bytes, untuned.plan.other_bytes))
 
 
 def _plan(engine: str, workspace_bytes: int, other_bytes: int) -> Plan:
     return Plan(engine, workspace_bytes, other_bytes, engine_is_code=True)
 
 
-def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
+def _untuned(spec: AttentionSpec, device: Device) -> _PlannedCall | Reason:
     """The first variant of the call that cuDNN plans, or the reason against the first variant."""
     backend, first_reason = _backend(), None
     library = cudnn_library.find()
@@ -214,7 +209,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
             first_reason = first_reason or _WORKSPACE.reason(needed)
             continue
         extra_bytes = cudnn_arrays.extra_bytes(spec, call)
-        return _Planned(call, _plan(engine, workspace_bytes, extra_bytes))
+        return _PlannedCall(call, _plan(engine, workspace_bytes, extra_bytes))
     assert first_reason is not None, "every call has a variant"
     return first_reason
 
@@ -263,7 +258,7 @@ def _planning_reason(error: str, version: str, call: CudnnCall) -> Reason:
     return reason_from_sentence("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 
-def _must_plan(spec: AttentionSpec, device: Device) -> _Planned:
+def _must_plan(spec: AttentionSpec, device: Device) -> _PlannedCall:
     planned = _planned(spec, device)
     if isinstance(planned, Reason):
         raise NotImplementedError(str(planned))
@@ -286,7 +281,7 @@ def _backend() -> ModuleType | PlanningProcess:
 
 def _run(
     target: str,
-    planned: _Planned,
+    planned: _PlannedCall,
     operands: list[jax.Array],
     shapes: dict[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.Array]:

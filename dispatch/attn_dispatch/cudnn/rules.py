@@ -26,9 +26,8 @@ from attn_dispatch.semantics.common_rules import (
     EMPTY,
     MAX_SEGMENTS,
     ROW_BIAS_GRADIENT,
-    scale_remedy,
+    scale_rule,
 )
-from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 _WIDEST_HEAD = 2048
 """On sm90 cuDNN compiles forward kernels for heads of any width: in 2 s for 1,024, 6 s for 4,096,
@@ -100,14 +99,7 @@ _RULES = (
         "causal_alignment as a number",
         "causal_alignment as a number: cuDNN's diagonal starts in a corner",
     ),
-    Rule[AttentionSpec](
-        "cudnn/scale",
-        is_out_of_range,
-        "scale {scale:g}: cuDNN multiplies by it in float32, where it or its reciprocal is no "
-        "normal number",
-        scale_remedy,
-        facts=lambda s: {"scale": s.meaning.scale},
-    ),
+    scale_rule("cudnn/scale", "cuDNN multiplies"),
     Rule[AttentionSpec](
         "cudnn/packed_bias",
         lambda s: s.is_packed and has_score_bias(s),

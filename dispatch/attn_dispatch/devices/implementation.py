@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.reason import Reason
 
 
@@ -39,6 +39,30 @@ NOTHING = Plan("nothing to compute", 0)
 def device_reason(what: str, device: Device, text: str) -> Reason:
     """The reason why no call runs on a device, because of `what`: its "platform" or "arch"."""
     return Reason(f"device/{what}", (("device", str(device)),), text)
+
+
+def platform_reasons(who: str, platform: str, device: Device) -> tuple[Reason, ...]:
+    """The reason why `who` runs no call on a device of another platform; empty on its own."""
+    if device.platform == platform:
+        return ()
+    text = f"{who} runs on {_PLATFORMS[platform][0]} GPUs, and this is {device}"
+    return (device_reason("platform", device, text),)
+
+
+def require_arch(device: Device) -> None:
+    """Raises RuntimeError if there is neither a device of the platform nor a target."""
+    if device.arch == UNKNOWN_ARCH:
+        _, name, example = _PLATFORMS[device.platform]
+        raise RuntimeError(
+            f"attn_dispatch is lowering for {device.platform}, and there is neither a {name} "
+            "device here nor a target to plan for. Name one: "
+            f'`with attn_dispatch.target("{example}"):` around the lowering, or '
+            f"ATTN_DISPATCH_TARGET={example} in the environment."
+        )
+
+
+_PLATFORMS = {"cuda": ("NVIDIA", "CUDA", "sm90"), "rocm": ("AMD", "ROCm", "gfx942")}
+"""The vendor, the platform's name, and a target."""
 
 
 def library_reason(rule: str, state: str) -> Reason:
@@ -179,6 +203,6 @@ class ComputesTangents(Protocol):
           spec: the forward call, which wants the derivative.
           device: the device that it is lowered for.
           operands: its operands, out and lse.
-          moved: the tangents of operands; one that is not there is 0.
+          moved: the tangents of operands; a missing one is 0.
         """
         ...

@@ -7,14 +7,20 @@ and lists of the tiles that some query sees. No other tile is computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import jax
 
 from attn_dispatch.call.options import FORWARD_MODE
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
-from attn_dispatch.fa4 import compiled, interval_calls, passes, rules, tangent_calls, wide_calls
+from attn_dispatch.devices.implementation import (
+    Plan,
+    device_reason,
+    library_reason,
+    platform_reasons,
+)
+from attn_dispatch.fa4 import compiled, passes, rules, tangent_calls, wide_calls
 from attn_dispatch.fa4.call import kernels_for, tiles_of
 from attn_dispatch.fa4.compiled import (
     BACKWARD_TARGET,
@@ -24,12 +30,8 @@ from attn_dispatch.fa4.compiled import (
     register,
 )
 from attn_dispatch.reason import Reason
-from attn_dispatch.semantics.interval_plan import lists_bytes
-from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.mask_arrays import MaskArrays
-from attn_dispatch.semantics.mask_data import data_bytes
 from attn_dispatch.semantics.tile_lists import TileSizes
-from attn_dispatch.semantics.wider_arrays import padded_bytes
 
 NAME = "fa4"
 PLATFORM = "cuda"
@@ -46,56 +48,42 @@ _NEVER_RUN = ("sm100",)
 """Kernels for these have been compiled, but nobody has run one."""
 
 
+@dataclass(frozen=True)
+class _Family:
+    """One family of compiled kernels: what it does not run, which set runs a call, and its plan."""
+
+    not_supported_reasons: Callable[[AttentionSpec, CompiledLibrary], tuple[Reason, ...]]
+    kernels_for: Callable[[AttentionSpec, CompiledLibrary], KernelSet | None]
+    plan: Callable[[AttentionSpec, KernelSet], Plan]
+
+    @staticmethod
+    def of(spec: AttentionSpec) -> _Family:
+        if spec.wanted.derivative == FORWARD_MODE:
+            return _TANGENT
+        return _WIDE if wide_calls.is_wide(spec) else _INTERVAL
+
+
+_INTERVAL = _Family(rules.not_supported_reasons, kernels_for, passes.plan)
+_WIDE = _Family(wide_calls.not_supported_reasons, wide_calls.kernels_for, wide_calls.plan)
+_TANGENT = _Family(
+    tangent_calls.not_supported_reasons, tangent_calls.kernels_for, tangent_calls.plan
+)
+
+
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     library, reasons = compiled.find(), _device_reasons(device)
     if not reasons:
         library, reasons = library.on(device.arch), _proof_reasons(spec, device)
-    return (*reasons, *_rules_of(spec)(spec, library))
-
-
-def _rules_of(
-    spec: AttentionSpec,
-) -> Callable[[AttentionSpec, CompiledLibrary], tuple[Reason, ...]]:
-    if spec.wanted.derivative == FORWARD_MODE:
-        return tangent_calls.not_supported_reasons
-    return (wide_calls if wide_calls.is_wide(spec) else rules).not_supported_reasons
+    return (*reasons, *_Family.of(spec).not_supported_reasons(spec, library))
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The kernel and its scratch memory in bytes."""
-    if spec.wanted.derivative == FORWARD_MODE:
-        return _tangent_plan(spec, device)
-    if wide_calls.is_wide(spec):
-        return _wide_plan(spec, device)
-    kernels = _kernels(spec, device)
-    head_dim = f"head dim {kernels.head_dim}"
-    if kernels.head_dim_v != kernels.head_dim:
-        head_dim += f"/{kernels.head_dim_v}"
-    engine = f"FlashAttention-4 ({compiled.find().versions}), {head_dim}"
-    if not has_intervals(spec):
-        engine += ", mask of a bit a pair"
+    found = _Family.of(spec).plan(spec, _kernels(spec, device))
+    engine = f"FlashAttention-4 ({compiled.find().versions}), {found.engine}"
     if device.arch in _NEVER_RUN:
         engine += f"; {_never_run(device)}"
-    query, key = (jax.ShapeDtypeStruct(spec.shape(x), spec.dtype) for x in ("query", "key"))
-    scratch = interval_calls.scratch_bytes(kernels, query, key) if spec.is_backward else 0
-    mask = data_bytes(spec) + lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
-    copies = padded_bytes(spec, kernels.head_dim, kernels.head_dim_v)
-    return Plan(engine, scratch, mask + copies)
-
-
-def _tangent_plan(spec: AttentionSpec, device: Device) -> Plan:
-    kernels = _tangent_kernels(spec, device)
-    engine = f"FlashAttention-4 ({compiled.find().versions}), kernel of the derivative"
-    mask = data_bytes(spec) + lists_bytes(spec, tangent_calls.tiles_of(kernels))[0]
-    # Tangents have copies as well.
-    return Plan(engine, 0, mask + 2 * padded_bytes(spec, kernels.head_dim, kernels.head_dim_v))
-
-
-def _wide_plan(spec: AttentionSpec, device: Device) -> Plan:
-    kernels, columns = _wide_kernels(spec, device), wide_calls.columns(spec)
-    engine = f"FlashAttention-4 ({compiled.find().versions}), head dims up to {kernels.head_dim}"
-    scratch = wide_calls.scratch_bytes(spec, kernels) if spec.is_backward else 0
-    return Plan(engine, 0, scratch + padded_bytes(spec, columns, columns))
+    return replace(found, engine=engine)
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -136,7 +124,7 @@ def forward(
 ) -> tuple[jax.Array, ...]:
     _register(device)
     if wide_calls.is_wide(spec):
-        return wide_calls.forward(spec, _wide_kernels(spec, device), operands)
+        return wide_calls.forward(spec, _kernels(spec, device), operands)
     return passes.forward(spec, operands, _mask(spec, device, operands, mask), device.arch)
 
 
@@ -148,7 +136,7 @@ def backward(
 ) -> tuple[jax.Array, ...]:
     _register(device)
     if wide_calls.is_wide(spec):
-        return wide_calls.backward(spec, _wide_kernels(spec, device), operands)
+        return wide_calls.backward(spec, _kernels(spec, device), operands)
     return passes.backward(spec, operands, _mask(spec, device, operands, mask), device.arch)
 
 
@@ -160,7 +148,7 @@ def tangents(
 ) -> tuple[jax.Array, jax.Array]:
     """The tangents of out and lse (tangent_calls.py)."""
     _register(device)
-    return tangent_calls.tangents(spec, _tangent_kernels(spec, device), operands, moved)
+    return tangent_calls.tangents(spec, _kernels(spec, device), operands, moved)
 
 
 def _mask(
@@ -176,26 +164,15 @@ def _mask(
     return MaskArrays.of(spec, operands, tile)
 
 
-def _kernels(spec: AttentionSpec, device: Device) -> KernelSet:
-    found = kernels_for(spec, compiled.find().on(device.arch))
-    assert found is not None  # or it would be a reason
-    return found
-
-
-def _tangent_kernels(spec: AttentionSpec, device: Device) -> KernelSet:
-    found = tangent_calls.kernels_for(spec, compiled.find().on(device.arch))
-    assert found is not None  # or it would be a reason
-    return found
-
-
-def _wide_kernels(spec: AttentionSpec, device: Device) -> KernelSet:
-    found = wide_calls.kernels_for(spec, compiled.find().on(device.arch))
+def _kernels(spec: AttentionSpec, device: Device, family: _Family | None = None) -> KernelSet:
+    family = family or _Family.of(spec)
+    found = family.kernels_for(spec, compiled.find().on(device.arch))
     assert found is not None  # or it would be a reason
     return found
 
 
 def _tile(spec: AttentionSpec, device: Device) -> TileSizes:
-    tiles = tiles_of(_kernels(spec, device))
+    tiles = tiles_of(_kernels(spec, device, _INTERVAL))
     return tiles.backward if spec.is_backward else tiles.forward
 
 
@@ -205,9 +182,8 @@ def _register(device: Device) -> None:
 
 
 def _device_reasons(device: Device) -> tuple[Reason, ...]:
-    if device.platform != "cuda":
-        why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
-        return (device_reason("platform", device, why),)
+    if elsewhere := platform_reasons("FlashAttention", PLATFORM, device):
+        return elsewhere
     reasons: list[Reason] = []
     if device.arch not in _ARCHS:
         why = f"kernels are compiled for {' and '.join(_ARCHS)}, and this is {device}"

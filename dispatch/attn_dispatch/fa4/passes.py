@@ -12,20 +12,39 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.clear_rows import cleared, cleared_together
+from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.fa4 import interval_calls
-from attn_dispatch.fa4.call import score_change
+from attn_dispatch.fa4.call import score_change, tiles_of
+from attn_dispatch.fa4.compiled import KernelSet
 from attn_dispatch.fa4.interval_calls import Change
 from attn_dispatch.programs.nodes import Unsupported
+from attn_dispatch.semantics.interval_plan import lists_bytes
+from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.invalid_values import may_be_invalid, nan_where
 from attn_dispatch.semantics.mask_arrays import MaskArrays
+from attn_dispatch.semantics.mask_data import data_bytes
 from attn_dispatch.semantics.real_rows import each_query_attends, may_have_padding
 from attn_dispatch.semantics.row_flags import PADDING, REAL, with_invalid
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad_of_rows
+from attn_dispatch.semantics.wider_arrays import padded_bytes
 
 Operands = Mapping[str, jax.Array]
 Results = tuple[jax.Array, ...]
 """The results of a call, in the order of its spec."""
+
+
+def plan(spec: AttentionSpec, kernels: KernelSet) -> Plan:
+    """The kernels' head dims, and the call's memory."""
+    engine = f"head dim {kernels.head_dim}"
+    if kernels.head_dim_v != kernels.head_dim:
+        engine += f"/{kernels.head_dim_v}"
+    if not has_intervals(spec):
+        engine += ", mask of a bit a pair"
+    query, key = (jax.ShapeDtypeStruct(spec.shape(x), spec.dtype) for x in ("query", "key"))
+    scratch = interval_calls.scratch_bytes(kernels, query, key) if spec.is_backward else 0
+    mask = data_bytes(spec) + lists_bytes(spec, tiles_of(kernels))[int(spec.is_backward)]
+    return Plan(engine, scratch, mask + padded_bytes(spec, kernels.head_dim, kernels.head_dim_v))
 
 
 def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: str) -> Results:
@@ -43,8 +62,7 @@ def forward(spec: AttentionSpec, operands: Operands, given: MaskArrays, arch: st
     )
     if not each_query_attends(spec):
         # 0 · NaN is NaN, and a padding row's tile may hold a value that is NaN.
-        flags = _by_row(rows.attends)
-        assert flags is not None
+        flags = by_row(rows.attends)
         if rows.invalid is not None:
             flags = with_invalid(jnp.where(flags, REAL, PADDING), rows.invalid)
         out = cleared(out, flags)
@@ -112,7 +130,9 @@ def _cleared(x: jax.Array, real: jax.Array | None) -> jax.Array:
 
 
 def _by_row(real: jax.Array | None) -> jax.Array | None:
+    return None if real is None else by_row(real)
+
+
+def by_row(real: jax.Array) -> jax.Array:
     """[1|B, L] of [1|B, 1, L], or [1|B, L, heads] of [1|B, heads, L]."""
-    if real is None:
-        return None
     return real[:, 0] if real.shape[1] == 1 else real.swapaxes(1, 2)

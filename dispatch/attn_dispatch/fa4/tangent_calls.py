@@ -18,19 +18,21 @@ import numpy as np
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.clear_rows import cleared, cleared_together
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.fa4.call import KernelCall
 from attn_dispatch.fa4.compiled import TANGENT_TARGET, CompiledLibrary, KernelSet
-from attn_dispatch.fa4.kernel_call import KernelCall
+from attn_dispatch.fa4.passes import by_row
 from attn_dispatch.fa4.rules import MASKS, RULES
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import interval_plan
 from attn_dispatch.semantics.common_rules import DTYPE
 from attn_dispatch.semantics.interval_plan import PlanTiles
 from attn_dispatch.semantics.mask_arrays import MaskArrays
-from attn_dispatch.semantics.mask_data import has_bits
+from attn_dispatch.semantics.mask_data import data_bytes, has_bits
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.tile_lists import TileSizes
-from attn_dispatch.semantics.wider_arrays import pad_last
+from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes
 
 FEATURES = (*MASKS, "sinks")
 
@@ -77,6 +79,13 @@ def tiles_of(kernels: KernelSet) -> PlanTiles:
     return PlanTiles(tile, tile)
 
 
+def plan(spec: AttentionSpec, kernels: KernelSet) -> Plan:
+    mask = data_bytes(spec) + interval_plan.lists_bytes(spec, tiles_of(kernels))[0]
+    # Tangents have copies as well.
+    copies = 2 * padded_bytes(spec, kernels.head_dim, kernels.head_dim_v)
+    return Plan("kernel of the derivative", 0, mask + copies)
+
+
 def tangents(
     spec: AttentionSpec,
     kernels: KernelSet,
@@ -89,7 +98,7 @@ def tangents(
       spec: the call.
       kernels: those of `kernels_for`.
       operands: its operands, out and lse.
-      moved: the tangents of query, key, value and sinks; one that is not there is 0.
+      moved: the tangents of query, key, value and sinks; a missing one is 0.
     """
     given = MaskArrays.of(spec, operands, tiles_of(kernels).forward)
     rows = given.rows
@@ -99,7 +108,7 @@ def tangents(
         arrays[i] = scaled_query(spec, arrays[i])
     if rows.real_keys is not None and not spec.has_finite_padding:
         # 0 * NaN is NaN, also where a weight is 0 because the pair is hidden.
-        real = _by_row(rows.real_keys)
+        real = by_row(rows.real_keys)
         of_keys = (1, 2, 4, 5)
         clean = cleared_together(*((arrays[i], real) for i in of_keys))
         for i, x in zip(of_keys, clean, strict=True):
@@ -121,7 +130,7 @@ def tangents(
         return out_moved, lse_moved
     # The query of a padding row may be NaN, and invalid rows have an lse of NaN.
     attends = rows.attends
-    return cleared(out_moved, _by_row(attends)), jnp.where(attends, lse_moved, 0)
+    return cleared(out_moved, by_row(attends)), jnp.where(attends, lse_moved, 0)
 
 
 def _with_sinks(
@@ -136,8 +145,3 @@ def _with_sinks(
     by_row = jnp.swapaxes(term, 1, 2)[..., None] * operands["out"].astype(jnp.float32)
     out_moved = (out_moved.astype(jnp.float32) - by_row).astype(out_moved.dtype)
     return out_moved, lse_moved + term
-
-
-def _by_row(real: jax.Array) -> jax.Array:
-    """[1|B, L] of [1|B, 1, L], or [1|B, L, heads] of [1|B, heads, L]."""
-    return real[:, 0] if real.shape[1] == 1 else real.swapaxes(1, 2)

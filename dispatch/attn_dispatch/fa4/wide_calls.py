@@ -16,19 +16,20 @@ import numpy as np
 
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.fa4.call import KernelCall
 from attn_dispatch.fa4.compiled import (
     WIDE_BACKWARD_TARGET,
     WIDE_FORWARD_TARGET,
     CompiledLibrary,
     KernelSet,
 )
-from attn_dispatch.fa4.kernel_call import KernelCall
 from attn_dispatch.fa4.rules import RULES
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import mask_data
 from attn_dispatch.semantics.common_rules import DTYPE
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
-from attn_dispatch.semantics.wider_arrays import pad_last, prepend, round_up
+from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes, prepend, round_up
 
 FEATURES = ("causality and windows", "deterministic_backward", "the gradient of lse")
 
@@ -137,10 +138,14 @@ def columns(spec: AttentionSpec) -> int:
     return round_up(max(spec.head_dim, spec.head_dim_v), _COLUMNS)
 
 
-def scratch_bytes(spec: AttentionSpec, kernels: KernelSet) -> int:
-    """Bytes of lse2 and products of a backward pass."""
-    rows = spec.seq_len_q - _Seen.of(spec).unseen_rows(spec)
-    return 8 * spec.batch * spec.num_heads * round_up(rows, kernels.backward_tile_m)
+def plan(spec: AttentionSpec, kernels: KernelSet) -> Plan:
+    """The kernels' head dims, and the memory of lse2, products and wider copies."""
+    other, width = padded_bytes(spec, columns(spec), columns(spec)), kernels.head_dim
+    if spec.is_backward:
+        rows = spec.seq_len_q - _Seen.of(spec).unseen_rows(spec)
+        rows = round_up(rows, kernels.backward_tile_m)
+        other += 8 * spec.batch * spec.num_heads * rows
+    return Plan(f"head dims up to {width}", 0, other)
 
 
 def forward(spec: AttentionSpec, kernels: KernelSet, operands: Operands) -> Results:

@@ -11,7 +11,12 @@ import jax
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan, device_reason, library_reason
+from attn_dispatch.devices.implementation import (
+    Plan,
+    device_reason,
+    library_reason,
+    platform_reasons,
+)
 from attn_dispatch.flash import kernels, library, passes, rules
 from attn_dispatch.flash.call import FlashCall, call_of, lies_end_to_end
 from attn_dispatch.flash.generations import (
@@ -141,9 +146,8 @@ def _loading_failure(device: Device) -> str:
 
 
 def _device_reasons(device: Device) -> tuple[Reason, ...]:
-    if device.platform != "cuda":
-        why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
-        return (device_reason("platform", device, why),)
+    if elsewhere := platform_reasons("FlashAttention", PLATFORM, device):
+        return elsewhere
     reasons: list[Reason] = []
     if device.arch not in ARCHS:
         why = f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}"

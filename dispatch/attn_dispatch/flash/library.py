@@ -6,7 +6,10 @@ Importing the package would load the libraries of both generations, 350 MB.
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
+import re
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +17,6 @@ import jax
 
 from attn_dispatch.devices import code_files
 from attn_dispatch.devices.native_libraries import cuda_majors
-from attn_dispatch.devices.packages import package_reason, version_of
 from attn_dispatch.flash.generations import ALL, Generation
 from attn_dispatch.reason import Reason
 
@@ -30,13 +32,27 @@ TARGETS = tuple(target.name for generation in ALL for target in generation.targe
 @lru_cache(maxsize=1)
 def version() -> str | None:
     """The package's version; None where it is not installed."""
-    return version_of(*DISTRIBUTIONS)
+    for name in DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def unusable_reason() -> Reason | None:
     """Why the package's kernels cannot be used here; None if they can."""
-    distribution = f"dew-flash-attn-cu{cuda_majors()[0]}"
-    return package_reason("flash/library", NAME, version(), VERSIONS, distribution)
+    found, (oldest, first_unknown) = version(), VERSIONS
+    if found is None:
+        # JAX 0.11.2, which the package needs, needs Python 3.12.
+        needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
+        remedy = f"pip install dew-flash-attn-cu{cuda_majors()[0]}{needs}"
+        text = f"{NAME} is not installed"
+        return Reason("flash/library", (("installed", ""),), text, remedy)
+    if _numbers(oldest) <= _numbers(found) < _numbers(first_unknown):
+        return None
+    text = f"{NAME} from {oldest} to below {first_unknown} is needed, and {found} is installed"
+    return Reason("flash/library", (("installed", found),), text)
 
 
 def loading_failure(generation: Generation) -> str:
@@ -75,3 +91,9 @@ def _folder() -> Path:
     if spec is None or spec.origin is None:
         raise OSError("the package is installed, but its module cannot be found")
     return Path(spec.origin).parent
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a release: (0, 3, 6) for "0.3.6+cu130"."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()

@@ -16,8 +16,7 @@ from attn_dispatch.flash.call import (
 )
 from attn_dispatch.flash.generations import Generation
 from attn_dispatch.reason import Reason, Rule, broken
-from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS, scale_remedy
-from attn_dispatch.semantics.scaled_query import is_out_of_range
+from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS, scale_rule
 
 FEATURES = (
     "causality and windows",
@@ -83,14 +82,7 @@ def _lacks_max_segments(spec: AttentionSpec) -> bool:
 
 _MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=_lacks_max_segments)
 
-_SCALE = Rule[AttentionSpec](
-    "flash/scale",
-    is_out_of_range,
-    "scale {scale:g}: kernels multiply by it in float32, where it or its reciprocal is no normal "
-    "number",
-    scale_remedy,
-    facts=lambda s: {"scale": s.meaning.scale},
-)
+_SCALE = scale_rule("flash/scale", "kernels multiply")
 
 
 def _width(call: _KernelCall) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Rule
+from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 DTYPE = Rule[AttentionSpec](
     "dtype",
@@ -54,7 +55,19 @@ def _remedy_without_bias(spec: AttentionSpec) -> str:
     return "pass jax.lax.stop_gradient(bias): its gradient is 0"
 
 
-def scale_remedy(spec: AttentionSpec) -> str:
+def scale_rule(name: str, who: str) -> Rule[AttentionSpec]:
+    """The rule on scales, by the vendor's name for it: who "multiply by it in float32"."""
+    return Rule(
+        name,
+        is_out_of_range,
+        f"scale {{scale:g}}: {who} by it in float32, where it or its reciprocal is no normal "
+        "number",
+        _scale_remedy,
+        facts=lambda s: {"scale": s.meaning.scale},
+    )
+
+
+def _scale_remedy(spec: AttentionSpec) -> str:
     """A remedy for a scale that is no normal float32 number; float16 holds no product with one
     that is too large."""
     if spec.dtype == "float16" and abs(spec.meaning.scale) > 1:

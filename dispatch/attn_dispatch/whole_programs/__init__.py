@@ -17,9 +17,8 @@ from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
 from attn_dispatch.core.sketch import of_program
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.target import device_to_explain
+from attn_dispatch.devices.target import Target, device_to_explain
 from attn_dispatch.devices.target import target as target_block
-from attn_dispatch.devices.target_names import Target
 from attn_dispatch.warning import warn_of_convention
 from attn_dispatch.whole_programs.allowed import Allowed
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from attn_dispatch.aiter import asm_rules
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter import rules_v0_1_15
 from attn_dispatch.aiter.folder import AiterBuild
 from attn_dispatch.aiter.release import Release, text_of
 from attn_dispatch_tools.build_aiter import asm_tables, install, ninja, progress, toolchain, wheel
@@ -42,7 +42,7 @@ def build(checkout: Checkout, arch: str, folder: Path, jobs: int) -> AiterBuild:
             f"AITER {checkout.text} needs ROCm 6.2 or newer, and this is {tools.description}"
         )
     print(f"AITER {checkout.text}, its ASM kernels for {arch}, with {tools.description}")
-    for lack in rules_v0_1_15.lacks(checkout.version, arch):
+    for lack in asm_rules.lacks(checkout.version, arch):
         print(f"  {lack}")
     if checkout.version < RECOMMENDED:
         print(f"  AITER {text_of(RECOMMENDED)} or newer is recommended")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from attn_dispatch.aiter import code_objects
+from attn_dispatch.aiter.library import unusable_kernels
 from attn_dispatch_tools.build_aiter import asm_rows
 from attn_dispatch_tools.build_aiter.asm_rows import Row
 from attn_dispatch_tools.build_aiter.errors import BuildError
@@ -136,7 +136,7 @@ def _refuse_parts(folder: Path, tables: dict[str, dict[str, list[Row]]]) -> None
     named = {x: y for module in tables for x, y in _paths(folder.name, module, tables[module])}
     for module in tables:
         _refuse_other_files(folder / module, {x for x in named if x.startswith(f"{module}/")})
-    if why := code_objects.problem(folder, folder.name, 0):
+    if why := unusable_kernels(folder, folder.name, 0):
         raise BuildError(why)
     # As the symbol of its descriptor.
     others = [x for x, y in named.items() if f"{y}.kd\0".encode() not in (folder / x).read_bytes()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from attn_dispatch.aiter.buffers import dq_acc, num_bytes, num_dq_acc
+from attn_dispatch.aiter.arrays import dq_acc, num_bytes, num_dq_acc
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Accumulator
 from tests.support.aiter_dispatch import api

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+from attn_dispatch.aiter import asm_rules
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter import kernels, rules_v0_1_15
 from attn_dispatch.aiter.release import DEV18, Release
 from attn_dispatch.devices.aiter_versions import version_of
 from attn_dispatch_tools.build_aiter import asm_tables
@@ -110,8 +110,7 @@ def planned(generation: str, lifted: Collection[str] = ()) -> Iterator[None]:
     found = release(generation)
     with (
         mock.patch.object(aiter_folder, "release", lambda _: found),
-        _without(kernels, "ASM_RULES", lifted),
-        _without(rules_v0_1_15, "RULES", lifted),
+        _without(asm_rules, "ASM_RULES", lifted),
     ):
         yield
 

@@ -15,8 +15,8 @@ import numpy as np
 from attn_dispatch import aiter
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import kernels as aiter_kernels
+from attn_dispatch.aiter.call import call_for
 from attn_dispatch.aiter.kernels import Accumulator, Kernel
-from attn_dispatch.aiter.widths import call_for
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case, spec_of
 from tests.support.aiter_dispatch.calls import struct_of
