@@ -7,7 +7,7 @@ import pytest
 from tests.scripts.lowering_calls import FUNCTIONS, Entered, entered_anew
 from tests.support.backend import needs_cudnn
 
-BOUNDS = {"forward": (74, 430, 2_810), "training": (76, 475, 4_300)}
+BOUNDS = {"forward": (73, 425, 1_110), "training": (75, 472, 2_340)}
 """Upper bounds: files, functions, calls. The goal of the forward pass is (30, 150, 600)."""
 
 
