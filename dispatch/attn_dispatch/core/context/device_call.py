@@ -83,8 +83,10 @@ class DeviceCall:
         return {name: x for name, x in self.operands.items() if name in names}
 
     def own_lengths(self, name: str, own: int) -> Arrays:
-        """The lengths of the device's `own` rows or keys, which are contiguous, from the operand of
-        this name; none without one. A length outside the whole sequence stays invalid."""
+        """How many of the device's `own` contiguous rows or keys the lengths `name` include.
+
+        Empty if the call has no such lengths. A length outside the whole sequence stays invalid.
+        """
         if name not in self.operands:
             return {}
         lengths = self.operands[name]
