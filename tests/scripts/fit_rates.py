@@ -21,8 +21,7 @@ import jax
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice import order
-from attn_dispatch.core.choice.measured import digest_of, measured_times
-from attn_dispatch.core.choice.rates import DeviceRates, text_of
+from attn_dispatch.core.choice.rates import DeviceRates, digest_of, measured_times, text_of
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import parse

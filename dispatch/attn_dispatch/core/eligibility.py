@@ -135,8 +135,8 @@ def _one_direction(
     has_cause = reasons or terms.preferred or spec.meaning.dropout_rate or current.first_rewrite
     if current.rewrites and has_cause:
         chain = rewritten(spec, replace(terms, choose_parts=parts))
-    elif current.rewrites:
-        chain = divided(chain, parts([chain]))
+    elif current.rewrites and (steps := parts([chain])):
+        chain = divided(chain, steps)
     if chain.reasons:
         # If the implementation runs no call on this device, every rewritten form is refused too:
         # the reasons to read are those against the call itself.
@@ -205,8 +205,9 @@ def _within_limit(
 
     Returns the chain, with what the limit changed, or the reason that the limit gives.
     """
-    limit = _limit(chain.first, device)
-    if limit is None or not (chain.undivided or limit.is_strict):
+    if chain.undivided is None and not scratch.is_strict():
+        return (), chain
+    if (limit := _limit(chain.first, device)) is None:
         return (), chain
     taken = scratch_bytes(implementation, chain, device)
     if reasons := broken((_SCRATCH_LIMIT,), _Scratch(taken, limit, chain.undivided is not None)):

@@ -180,6 +180,7 @@ __all__ = [
     "types_of",
     "uses_remat3",
     "uses_shardy",
+    "vary_alike",
     "varying_axes",
     "with_devices",
     "without_dead_code",
@@ -257,6 +258,22 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
     return cast("frozenset[str]", _manual_axis_type(jax.typeof(x)).varying)
 
 
+def vary_alike(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The arrays, each made to vary along all axes of a surrounding shard_map along which one of
+    them does.
+
+    The transpose of that is a sum over the devices, which is the gradient of a shared operand.
+    """
+    varying = list(map(varying_axes, arrays))
+    if not (axes := frozenset[str]().union(*varying)):
+        return tuple(arrays)
+    missing = [tuple(sorted(axes - own)) for own in varying]
+    return tuple(
+        cast("jax.Array", jax.lax.pcast(x, over, to="varying")) if over else x
+        for x, over in zip(arrays, missing, strict=True)
+    )
+
+
 def sharded_like(
     x: jax.ShapeDtypeStruct, sharding: NamedSharding, aval: ShapedArray
 ) -> ShapedArray:
@@ -283,7 +300,7 @@ def lower_as(function: Callable[..., object], context: Context, operands: MlirVa
 
 def types_of(context: Context) -> tuple[ShapedArray, ...]:
     """The types of the operands of the primitive that is lowered."""
-    return tuple(x for x in context.avals_in if isinstance(x, ShapedArray))
+    return tuple([x for x in context.avals_in if isinstance(x, ShapedArray)])
 
 
 def is_export(context: Context) -> bool:

@@ -54,26 +54,12 @@ def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tup
     """out and the other results that the options name (operands.py). out and lse are
     differentiable."""
     options = replace(options, settings=settings.of_blocks())
-    options, operands = chosen_as_in_training(options), _vary_alike(operands)
+    options, operands = chosen_as_in_training(options), jax_compat.vary_alike(operands)
     tiles = tiles_to_bind(options, operands) if select.some_take_masks() else None
     if tiles is None:
         return tuple(bind(attn_fwd_p, *operands, options=options))
     arrays = forward_arrays(options, operands, tiles)
     return tuple(bind(attn_fwd_p, *operands, *arrays, options=options, tiles=tiles))
-
-
-def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Under shard_map, make operands that are equal on all devices vary like the others.
-
-    The transpose of that is a sum over the devices, which is the gradient of a shared operand.
-    """
-    varying = [jax_compat.varying_axes(x) for x in operands]
-    axes = frozenset[str]().union(*varying)
-    missing = [tuple(sorted(axes - own)) for own in varying]
-    return tuple(
-        cast("jax.Array", jax.lax.pcast(x, over, to="varying")) if over else x
-        for x, over in zip(operands, missing, strict=True)
-    )
 
 
 def _types(
@@ -82,7 +68,7 @@ def _types(
     del tiles
     avals = avals[: len(options.operands)]
     call = LeadingCall.of(avals, options)
-    # `_vary_alike` has made the operands agree on the varying axes of a surrounding shard_map.
+    # `vary_alike` has made the operands agree on the varying axes of a surrounding shard_map.
     return [
         jax_compat.sharded_like(x, sharding, avals[0])
         for x, sharding in zip(call.results, _result_shardings(call.spec, avals), strict=True)

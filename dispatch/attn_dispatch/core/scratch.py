@@ -33,6 +33,11 @@ class Limit:
     """Whether a call is refused that takes more even in the smallest parts."""
 
 
+def is_strict() -> bool:
+    """Whether the caller has set a limit, so that calls are refused that take more."""
+    return isinstance(settings.current().scratch_limit, int | float)
+
+
 def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) -> Limit | None:
     """The limit on the scratch memory of a call; None if there is none.
 

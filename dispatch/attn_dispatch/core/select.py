@@ -39,14 +39,16 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, fa4, aiter, xla)
 
 def implementations() -> tuple[Implementation, ...]:
     """This package's implementations and, before the last of them, those of other packages."""
+    if not (further := installed()):
+        return IMPLEMENTATIONS
     ours = {x.NAME for x in IMPLEMENTATIONS}
-    others = (x for x in installed() if x.NAME not in ours)
+    others = (x for x in further if x.NAME not in ours)
     return (*IMPLEMENTATIONS[:-1], *others, IMPLEMENTATIONS[-1])
 
 
 def names() -> tuple[str, ...]:
     """The names that `implementation=` accepts."""
-    return tuple(implementation.NAME for implementation in implementations())
+    return tuple([x.NAME for x in implementations()])
 
 
 def named(name: str) -> Implementation:
@@ -182,7 +184,8 @@ def winner(spec: AttentionSpec, device: Device) -> Winner | None:
 
 def some_take_masks() -> bool:
     """Whether an implementation that is installed takes masks as arrays."""
-    return any(isinstance(x, TakesMask) and is_installed(x) for x in implementations())
+    takers = [x for x in implementations() if isinstance(x, TakesMask)]
+    return any(map(is_installed, takers))
 
 
 def mask_tiles(spec: AttentionSpec, device: Device) -> TileSizes | None:

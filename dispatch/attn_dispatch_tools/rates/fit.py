@@ -12,7 +12,7 @@ import numpy as np
 
 from attn_dispatch.core.choice.rates import Rate
 from attn_dispatch.core.choice.time_model import SHARPNESS
-from attn_dispatch.core.choice.traits import HEAD_DIMS, TRAITS
+from attn_dispatch.core.choice.work import HEAD_DIMS, TRAITS
 from attn_dispatch_tools.rates.observations import NAMES, Observations
 
 Parameters = dict[str, jax.Array]

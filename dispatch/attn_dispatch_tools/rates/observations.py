@@ -12,8 +12,7 @@ import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice.time_model import last_wave, pair_megabytes_of, tiles_of
-from attn_dispatch.core.choice.traits import HEAD_DIMS, TRAITS, head_dims_of, traits_of
-from attn_dispatch.core.choice.work import work_of
+from attn_dispatch.core.choice.work import HEAD_DIMS, TRAITS, head_dims_of, traits_of, work_of
 from attn_dispatch_tools.bench.regret.timed_call import FORWARD, STEP, TimedCall
 
 NAMES = ("cudnn", "flash", "fa4", "xla")

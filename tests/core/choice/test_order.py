@@ -15,7 +15,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.choice import order, rates
 from attn_dispatch.core.choice.rates import DeviceRates, Rate
-from attn_dispatch.core.choice.traits import TRAITS
+from attn_dispatch.core.choice.work import TRAITS
 from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import CPU, parse
@@ -52,8 +52,8 @@ def times(monkeypatch: pytest.MonkeyPatch):
 
     def use(**by_name: Rate) -> None:
         passes = {(x, y): r for x, r in by_name.items() for y in ("forward", "backward")}
-        known = (DeviceRates("NVIDIA H200", "sm90", 1, passes, ("a file",)),)
-        monkeypatch.setattr(rates, "_packaged", lambda: known)
+        known = DeviceRates("NVIDIA H200", "sm90", 1, passes, ("a file",))
+        monkeypatch.setattr(rates, "_packaged", lambda *_: known)
         monkeypatch.setattr(rates, "_users", lambda: ())
 
     return use

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
-from attn_dispatch.core.choice.measured import Times, measured_times
-from attn_dispatch.core.choice.rates import PUBLIC_REPORTS, DeviceRates, rates_for
+from attn_dispatch.core.choice.rates import (
+    PUBLIC_REPORTS,
+    DeviceRates,
+    Times,
+    measured_times,
+    rates_for,
+)
 from attn_dispatch.core.choice.time_model import XLA_LEAST, XLA_MARGIN, Prediction, predicted
 from attn_dispatch.core.choice.work import work_of
 from attn_dispatch.core.eligibility import reasons_and_chain

@@ -2,10 +2,16 @@
 
 rates.json has those of the devices that were measured, fitted by `attn-dispatch tune --rates` or
 tests/scripts/fit_rates.py. Those of a user's own device are in a file of the user's folder.
+
+measured.json has measured calls for which the rates would choose a slower implementation, by
+device: a digest of the call, and microseconds by implementation of the forward pass and of a step,
+in a program of their own and, if measured, on the device alone. tests/scripts/fit_rates.py writes
+it, together with the rates.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -15,6 +21,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+from attn_dispatch.call.options import Wanted
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading
 from attn_dispatch.settings import cache_path
@@ -23,6 +32,7 @@ FILE = "ATTN_DISPATCH_RATES"
 """The environment variable that names the user's file; "off" reads none."""
 
 _MAX_BYTES = 2**22
+_FOLDER = resources.files("attn_dispatch.core.choice")
 _MOST = 1e6
 """No rate is a second for one unit of what a call consists of."""
 
@@ -76,25 +86,33 @@ class Rate:
           ValueError: a field is missing, or is not what it should be.
         """
         values: dict[str, Any] = {}
+        single: dict[str, object] = {}
         for x in fields(Rate):
             value = found.get(x.name, {} if x.default is MISSING else x.default)
             if x.name == "traits":
-                value = tuple(map(str, value))
+                values[x.name] = tuple(map(str, value))
             elif x.type == "Numbers":
                 if not isinstance(value, dict):
                     raise ValueError(f"{x.name}: expected numbers by name, got {value!r:.80}")
-                numbers = cast("dict[object, object]", value)
-                value = {str(k): _number(y, x.name) for k, y in numbers.items()}
+                values[x.name] = _numbers(cast("dict[object, object]", value), x.name)
             else:
-                value = _number(value, x.name)
-            values[x.name] = value
-        return Rate(**values)
+                single[x.name] = value
+        return Rate(**values, **_numbers(single))
 
 
-def _number(x: object, name: str) -> float:
-    if isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < _MOST:
-        return float(x)
-    raise ValueError(f"{name}: expected a number above 0 and below {_MOST:g}, got {x!r:.80}")
+def _numbers(given: Mapping[Any, object], name: str = "") -> dict[str, float]:
+    """These values as numbers by name.
+
+    Raises:
+      ValueError: one is no number, or out of range. The message has `name`, or else the value's.
+    """
+    found: dict[str, float] = {}
+    for key, x in given.items():
+        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < _MOST:
+            expected = f"expected a number above 0 and below {_MOST:g}"
+            raise ValueError(f"{name or key}: {expected}, got {x!r:.80}")
+        found[str(key)] = float(x)
+    return found
 
 
 @dataclass(frozen=True)
@@ -147,21 +165,24 @@ def is_same_product(name: str, other: str) -> bool:
     return words[0] == words[1] and len(words[0]) == 2
 
 
+@lru_cache(maxsize=64)
+def _packaged(name: str, arch: str) -> DeviceRates | None:
+    """The package's rates of this device, else of another one of the same architecture."""
+    known: dict[str, Any] = json.loads((_FOLDER / "rates.json").read_text())["devices"]
+    alike = [x for x, found in known.items() if found["arch"] == arch]
+    nearest = sorted(alike, key=lambda x: not is_same_product(x, name))
+    return _device(nearest[0], known[nearest[0]]) if nearest else None
+
+
 def rates_for(device: Device) -> DeviceRates | None:
     """The rates of this device, else of a measured one of the same architecture, if there is one.
 
     Rates that the user measured on such a device come before those of the package.
     """
-    known = (*_users(), *_packaged())
-    named = [x for x in known if is_same_product(x.name, device.name) and x.arch == device.arch]
-    alike = [x for x in known if x.arch == device.arch]
-    return next(iter((*named, *alike)), None)
-
-
-@cache
-def _packaged() -> tuple[DeviceRates, ...]:
-    file = resources.files("attn_dispatch.core.choice") / "rates.json"
-    return devices_of(json.loads(file.read_text()))
+    packaged = _packaged(device.name, device.arch)
+    known = [x for x in (*_users(), packaged) if x is not None and x.arch == device.arch]
+    named = [x for x in known if is_same_product(x.name, device.name)]
+    return next(iter((*named, *known)), None)
 
 
 def _users() -> tuple[DeviceRates, ...]:
@@ -230,3 +251,40 @@ def text_of(devices: tuple[DeviceRates, ...]) -> str:
         )
         texts.append(f' {json.dumps(x.name)}: {json.dumps(facts)[:-1]}, "rates": {{\n{rates}}}}}')
     return '{"devices": {\n' + ",\n".join(texts) + "\n}}\n"
+
+
+_NOTHING = Wanted()
+
+Times = Mapping[str, float]
+"""Microseconds by implementation."""
+
+
+def measured_times(
+    forward: AttentionSpec, device: Device, *, is_step: bool, is_alone: bool
+) -> Times:
+    """The measured times of exactly this call; empty if it was not measured, or chosen well.
+
+    Args:
+      forward: the forward call.
+      device: the device, which must be of the measured kind.
+      is_step: whether the backward pass follows.
+      is_alone: whether the call is all of its program.
+    """
+    same = (x for name, x in _cells().items() if is_same_product(name, device.name))
+    cells = next(same, None)
+    if not cells or (found := cells.get(digest_of(forward))) is None:
+        return {}
+    name = "step" if is_step else "forward"
+    return found.get(name if is_alone else f"{name}_device", {})
+
+
+def digest_of(forward: AttentionSpec) -> str:
+    """A digest of the facts of a forward call that change its time."""
+    text = json.dumps(described(forward.returning(_NOTHING)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def _cells() -> Mapping[str, Mapping[str, Mapping[str, Times]]]:
+    """By device, digest, and pass: "forward" or "step", with "_device" for the device alone."""
+    return json.loads((_FOLDER / "measured.json").read_text())

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.choice.rates import DeviceRates, Rate
-from attn_dispatch.core.choice.traits import head_dims_of, traits_of
-from attn_dispatch.core.choice.work import Work, work_of
+from attn_dispatch.core.choice.work import Work, head_dims_of, traits_of, work_of
 from attn_dispatch.text import duration
 
 SHARPNESS = 6.0
@@ -46,7 +45,7 @@ def predicted(rates: DeviceRates, implementation: str, spec: AttentionSpec) -> P
         return None
     work = work_of(spec)
     return Prediction(
-        rate.host * math.prod(rate.host_times.get(x, 1.0) for x in traits),
+        rate.host * math.prod([rate.host_times.get(x, 1.0) for x in traits]),
         _device_time(rate, work, traits, rate.tile[dims], implementation, rates.processors),
     )
 
@@ -67,14 +66,14 @@ def _device_time(
     processors: int,
 ) -> float:
     tiles, longest = tiles_of(work, traits, implementation)
-    tile *= math.prod(rate.tile_times.get(x, 1.0) for x in traits)
-    path = rate.path * math.prod(rate.path_times.get(x, 1.0) for x in traits)
+    tile *= math.prod([rate.tile_times.get(x, 1.0) for x in traits])
+    path = rate.path * math.prod([rate.path_times.get(x, 1.0) for x in traits])
     blocks = rate.block * work.blocks / processors
     wave = rate.wave * last_wave(tiles, work.blocks, processors)
-    of_bytes = 1 + sum(rate.megabyte_plus.get(x, 0.0) for x in traits)
+    of_bytes = 1 + sum([rate.megabyte_plus.get(x, 0.0) for x in traits])
     return (
         rate.start
-        + sum(rate.start_plus.get(x, 0.0) for x in traits)
+        + sum([rate.start_plus.get(x, 0.0) for x in traits])
         + tile * (tiles / processors + wave + path * longest + blocks)
         + rate.megabyte * work.megabytes * of_bytes
         + rate.pair_megabyte * pair_megabytes_of(work, implementation)

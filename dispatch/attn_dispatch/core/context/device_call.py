@@ -51,7 +51,7 @@ class DeviceCall:
         bind: Bind, options: AttentionOptions, operands: Sequence[jax.Array], context: Context
     ) -> DeviceCall:
         """The part with these operands, in the order of `options.operands`."""
-        varying = vary_alike(operands)
+        varying = jax_compat.vary_alike(operands)
         return DeviceCall(bind, options, dict(zip(options.operands, varying, strict=True)), context)
 
     @property
@@ -83,8 +83,10 @@ class DeviceCall:
         return {name: x for name, x in self.operands.items() if name in names}
 
     def own_lengths(self, name: str, own: int) -> Arrays:
-        """The lengths of the device's `own` rows or keys, which are contiguous, from the operand of
-        this name; none without one. A length outside the whole sequence stays invalid."""
+        """How many of the device's `own` contiguous rows or keys the lengths `name` include.
+
+        Empty if the call has no such lengths. A length outside the whole sequence stays invalid.
+        """
         if name not in self.operands:
             return {}
         lengths = self.operands[name]
@@ -174,18 +176,6 @@ class DeviceCall:
         )
 
 
-def vary_alike(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """The arrays, each made to vary along all axes of a surrounding shard_map along which one of
-    them does."""
-    axes = frozenset[str]().union(*map(jax_compat.varying_axes, arrays))
-
-    def varied(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - jax_compat.varying_axes(x)))
-        return cast("jax.Array", lax.pcast(x, missing, to="varying")) if missing else x
-
-    return tuple(map(varied, arrays))
-
-
 def _alike_in_shape(arrays: Mapping[str, jax.Array]) -> Iterable[list[str]]:
     """The names of arrays, those of one shape and dtype together."""
     groups = dict[tuple[tuple[int, ...], np.dtype], list[str]]()
@@ -201,7 +191,7 @@ def alike(branch: Callable[[Arrays], R]) -> Callable[[Arrays], R]:
     def varied(arrays: Arrays) -> R:
         leaves, rebuilt = flattened(branch(arrays))
         given = cast("list[jax.Array]", leaves)
-        return cast("R", rebuilt(vary_alike((*given, *arrays.values()))[: len(given)]))
+        return cast("R", rebuilt(jax_compat.vary_alike((*given, *arrays.values()))[: len(given)]))
 
     return varied
 

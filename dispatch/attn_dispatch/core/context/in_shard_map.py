@@ -22,7 +22,7 @@ from attn_dispatch.call.context import Context
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.operands import Operand, listed
 from attn_dispatch.call.options import AttentionOptions
-from attn_dispatch.core.context.device_call import vary_alike
+from attn_dispatch.core import jax_compat
 from attn_dispatch.core.context.strategies import Spread, all_reasons
 from attn_dispatch.core.context.zigzag import in_sequence, in_zigzag
 from attn_dispatch.core.shards import Shards, is_repeated, layout, shard_call
@@ -52,7 +52,7 @@ def results(
       NotImplementedError: no strategy can run the call; the message has every reason.
     """
     exchange = Exchange.of(options, operands, jax.sharding.get_abstract_mesh())
-    return exchange.results(bind, vary_alike(operands))
+    return exchange.results(bind, jax_compat.vary_alike(operands))
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _among_zeros(x: jax.Array, axes: tuple[str, ...], dim: int, ways: int) -> ja
     shape = list(x.shape)
     shape[dim] *= ways
     first = lax.axis_index(axes) * x.shape[dim]
-    whole, part = vary_alike((jnp.zeros(shape, x.dtype), x))
+    whole, part = jax_compat.vary_alike((jnp.zeros(shape, x.dtype), x))
     return lax.dynamic_update_slice_in_dim(whole, part, first, axis=dim)
 
 

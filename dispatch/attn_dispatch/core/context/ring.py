@@ -1,10 +1,10 @@
 """Ring attention: every device's keys visit all devices, which attend to them one after the other.
 
 Liu et al. 2023 (arXiv:2310.01889). In a causal call rows and keys are in zigzag order, so that all
-devices have equally much to do in every step (Llama 3, arXiv:2407.21783). A device that receives
-the keys of an earlier one attends to the first half of these alone; to those of a later one, only
-its own second half of rows does. So it is with the halves of each document, if each document is in
-zigzag order (documents.py).
+devices have equally much to do in every step (Llama 3, arXiv:2407.21783). All rows of a device
+attend to the first half of an earlier device's keys, and its second half of rows attends to all
+keys of a later device. If each document is in zigzag order (documents.py), the same holds for the
+halves of each document.
 
 Keys are sent on while a device computes with them. In the backward pass the sums of their gradients
 follow them, one step behind, and are home after the last step.
