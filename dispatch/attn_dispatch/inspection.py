@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,9 +12,9 @@ from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
-from attn_dispatch.api import dot_product_attention, ragged_call, ragged_dot_product_attention
-from attn_dispatch.call.arguments import Arguments, holds_structs, with_known_lengths
-from attn_dispatch.call.foreign_names import check_names
+from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.arguments import Arguments, arguments_of, holds_structs
+from attn_dispatch.call.foreign_names import check_names, signature_of
 from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
@@ -35,6 +34,7 @@ from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.devices.target_names import Target
 from attn_dispatch.paged import paged_attention, paged_calls
 from attn_dispatch.programs.tracing import Mod, trace
+from attn_dispatch.ragged import ragged_call, ragged_dot_product_attention
 from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer
 
 Shaped = ArrayLike | jax.ShapeDtypeStruct
@@ -152,9 +152,8 @@ def _public_call(args: Sequence[object], kwargs: Mapping[str, object]) -> _Publi
     elif "cu_seqlens_q" in kwargs:
         function = ragged_dot_product_attention
     check_names(function, kwargs)
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return _PublicCall(with_known_lengths(Arguments(**bound.arguments)), _CALLS_OF[function])
+    bound = signature_of(function).bind(*args, **kwargs)
+    return _PublicCall(arguments_of(bound), _CALLS_OF[function])
 
 
 _CALLS_OF: dict[Callable[..., Results], Callable[[Arguments], tuple[Call, ...]]] = {

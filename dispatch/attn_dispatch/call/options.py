@@ -45,7 +45,7 @@ class Meaning:
     keys. None: not known."""
     same_lengths: bool = False
     """Whether every sequence is known to have as many keys as queries; see
-    `arguments.with_known_lengths`."""
+    `arguments.arguments_of`."""
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
     """The name of the PRNG implementation of dropout_key's words."""
