@@ -8,9 +8,10 @@ from functools import partial
 from typing import Unpack
 
 import jax
+import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.arguments import Arguments, arguments_of, holds_structs
@@ -33,6 +34,8 @@ from attn_dispatch.devices.target import device_to_explain
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.devices.target_names import Target
 from attn_dispatch.paged import paged_attention, paged_calls
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
+from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import Mod, trace
 from attn_dispatch.ragged import ragged_call, ragged_dot_product_attention
 from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer
@@ -236,6 +239,20 @@ def _backward(call: Call, *, has_lse_grad: bool) -> tuple[list[jax.Array], _Dire
 def _is_sharded(x: object) -> bool:
     sharding = array_type(x).sharding if is_tracer(x) else getattr(x, "sharding", None)
     return isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+
+
+def axes_read_by(
+    name: str, mod: ScoreMod | MaskMod, read: Sequence[object], dtype: DTypeLike
+) -> str:
+    """The letters of "bnts" on which the result of a score_mod or mask_mod depends.
+
+    Args:
+      name: "score_mod" or "mask_mod".
+      mod: the function.
+      read: its further arguments.
+      dtype: of query.
+    """
+    return axes_of(trace(name, mod, read, np.promote_types(dtype, np.float32).name).program)
 
 
 def _known_mask_mod(arguments: Arguments) -> Mod | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeGuard, TypeVar, Unpack, cast
+from typing import Any, TypeGuard, TypeVar, Unpack, cast  # noqa: TID251  # the arguments of Equinox's layer
 
 import equinox as eqx
 import jax

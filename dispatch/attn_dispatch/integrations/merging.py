@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any  # noqa: TID251  # the arguments of a framework's layer
 
 import jax
 import numpy as np

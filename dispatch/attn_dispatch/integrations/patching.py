@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from threading import RLock
-from typing import Any
+from typing import Any  # noqa: TID251  # a function of another package
 
 import jax
 

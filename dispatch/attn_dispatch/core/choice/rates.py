@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast  # noqa: TID251  # the JSON of measured rates
 
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading

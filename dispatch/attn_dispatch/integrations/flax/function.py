@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack  # noqa: TID251  # the arguments of Flax's own attention
 
 import flax
 import jax
@@ -18,13 +18,12 @@ from jax.typing import ArrayLike, DTypeLike
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.call.static_arguments import window_sides
+from attn_dispatch.inspection import axes_read_by
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.merging import overridden, partials_of, text_of
 from attn_dispatch.integrations.options import check_options as check_layer_options
 from attn_dispatch.mods.combining import WithQueryOffset
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
-from attn_dispatch.programs.program import axes_of
-from attn_dispatch.programs.tracing import trace
 from attn_dispatch.warning import skip_frames_of, warn_of_convention
 
 if TYPE_CHECKING:
@@ -234,8 +233,7 @@ def _reads_place(
     """Whether a mod's result depends on t, and no `with_query_offset` sets t."""
     if isinstance(mod, WithQueryOffset):
         return False
-    score_dtype = np.promote_types(dtype, np.float32).name
-    return "t" in axes_of(trace(name, mod, read, score_dtype).program)
+    return "t" in axes_read_by(name, mod, read, dtype)
 
 
 def _with_causal(mask: ArrayLike | None, query: jax.Array, key: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast  # noqa: TID251  # the methods of Linen's modules
 
 from flax import linen, nnx
 
