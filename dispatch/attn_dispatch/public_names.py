@@ -12,7 +12,7 @@ from attn_dispatch.flash import register as register_flash_calls
 from attn_dispatch.inspection import dropout_mask, explain
 from attn_dispatch.paged import paged_attention
 from attn_dispatch.ragged import ragged_dot_product_attention
-from attn_dispatch.settings import (
+from attn_dispatch.setting_blocks import (
     aiter_asm,
     context_parallel,
     fallback,

@@ -17,7 +17,7 @@ from typing import Any, cast  # noqa: TID251  # the JSON of measured rates
 
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading
-from attn_dispatch.settings import cache_path
+from attn_dispatch.files.user_folders import cache_path
 
 FILE = "ATTN_DISPATCH_RATES"
 """The environment variable that names the user's file; "off" reads none."""
