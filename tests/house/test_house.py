@@ -90,7 +90,7 @@ _UNKNOWN_NAMES = {
     "core/jax_compat.py": "the parameters of a JAX primitive",
     "integrations/equinox.py": "the arguments of Equinox's layer",
     "integrations/flax/models.py": "the arguments of a Linen model",
-    "integrations/merging.py": "the arguments that a layer of a framework passes",
+    "integrations/flax/with_options.py": "the arguments that a layer passes",
     "integrations/penzai.py": "side inputs, which Penzai hands to every layer",
 }
 

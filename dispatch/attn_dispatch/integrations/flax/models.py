@@ -9,10 +9,9 @@ from typing import Any, TypeVar, Unpack, cast  # noqa: TID251  # the methods of 
 
 from flax import linen, nnx
 
-from attn_dispatch.integrations.flax.function import attention_fn
+from attn_dispatch.integrations.flax.function import Attention, attention_fn
 from attn_dispatch.integrations.flax.with_options import FlaxOptions, attention
-from attn_dispatch.integrations.merging import Attention
-from attn_dispatch.integrations.staying import has_name_of_attention, warn_of_staying
+from attn_dispatch.integrations.layers import has_name_of_attention, warn_of_staying
 from attn_dispatch.warning import warn_of_convention
 
 Model = TypeVar("Model", nnx.Module, linen.Module)
