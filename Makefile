@@ -10,7 +10,7 @@
 # make sanitize  builds the C++ with ASan + UBSan and with TSan, and tests it; writes tests/results/sanitize.md
 # make sanitize-quick  a small part of sanitize, in minutes
 # make docs      the docs as a site, in build/site; a warning is an error
-# make lint      ruff, pyright, clang-format
+# make lint      ruff, import-linter, pyright, clang-format
 # make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
 #                mutate-rocm, mutate-cdna, refusals, flash-calls, mask-pictures, notebook, rates: each regenerates a file,
 #                as the table in CONTRIBUTING.md says
@@ -129,6 +129,7 @@ docs: $(VENV)/pure-python $(VENV)/docs-packages
 lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/framework-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/pyright --project tests/pyright_strict.json --pythonpath $(BIN)/python
 	$(BIN)/pyright --project tests/pyright_tests.json --pythonpath $(BIN)/python
@@ -274,7 +275,7 @@ $(VENV)/docs-packages: pyproject.toml | $(VENV)/jax
 	touch $@
 
 $(VENV)/dev-packages: pyproject.toml | $(BIN)/python
-	$(PIP) ruff pyright clang-format
+	$(PIP) ruff pyright clang-format import-linter
 	touch $@
 
 # The oldest cuDNN that a supported JAX may come with, for the planning tests.

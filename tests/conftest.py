@@ -13,7 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is importe
 import jax
 import pytest
 
-from attn_dispatch import settings, warning
+from attn_dispatch import setting_blocks, warning
 from attn_dispatch.core import call_warnings, select
 from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
 from tests.support.ir_contexts import reuse_contexts
@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def without_rewrites():
     """Switch rewrites off: a kernel runs only the calls that it takes as they are."""
-    with settings.rewrites(False):
+    with setting_blocks.rewrites(False):
         yield
 
 

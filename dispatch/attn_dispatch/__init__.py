@@ -6,7 +6,7 @@
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any  # noqa: TID251  # a public name of the package, whatever it is
 
 from attn_dispatch._version import __version__ as __version__
 from attn_dispatch.choices import missing

@@ -1,13 +1,16 @@
-"""The steps of all public calls: bring the arguments into normal form, and compute the call."""
+"""The steps of all public calls: take the arguments, bring them into normal form, and compute."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import functools
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.arguments import Arguments
+from attn_dispatch.call.arguments import Arguments, arguments_of
+from attn_dispatch.call.foreign_names import check_names, signature_of
 from attn_dispatch.call.layouts import rows_first
 from attn_dispatch.call.normal_form import Call, normalise
 from attn_dispatch.core import call_warnings, select
@@ -22,6 +25,29 @@ Four: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 No: TypeAlias = Literal[False]
 Yes: TypeAlias = Literal[True]
+
+P = ParamSpec("P")
+
+
+def public_call(
+    compute: Callable[[Arguments], Results],
+) -> Callable[[Callable[P, Results]], Callable[P, Results]]:
+    """Make a public call of its signature, a function without a body: `compute` computes it."""
+
+    def decorated(signature: Callable[P, Results]) -> Callable[P, Results]:
+        @functools.wraps(signature)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Results:
+            check_names(signature, kwargs)
+            try:
+                bound = signature_of(signature).bind(*args, **kwargs)
+            except TypeError:
+                signature(*args, **kwargs)  # raises Python's own error
+                raise
+            return compute(arguments_of(bound))
+
+        return call
+
+    return decorated
 
 
 def normal_form(arguments: Arguments) -> Call:

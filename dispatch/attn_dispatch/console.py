@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any  # noqa: TID251  # rich's console, which need not be installed
 
 
 def console(*, is_stderr: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""The environment variables of files that are loaded, and the reading of variables.
+"""The environment variables of files that are loaded or saved, and the reading of variables.
 
 The build of wheels, which has no JAX, judges files, too.
 """
@@ -9,6 +9,9 @@ import os
 
 TRUST_FILES = "ATTN_DISPATCH_TRUST_FILES"
 """The environment variable that allows, with 1, plans and libraries that another user wrote."""
+
+OFF = "off"
+"""The value of a variable for a file or folder that turns saving off."""
 
 
 def variable(name: str, default: str) -> tuple[str, str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack
 
 import jax
+import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-from attn_dispatch.api import dot_product_attention, ragged_call, ragged_dot_product_attention
-from attn_dispatch.call.arguments import Arguments, holds_structs, with_known_lengths
-from attn_dispatch.call.foreign_names import check_names
+from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.arguments import Arguments, arguments_of, holds_structs
+from attn_dispatch.call.foreign_names import check_names, signature_of
 from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
@@ -33,7 +33,10 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import Target, device_to_explain
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.paged import paged_attention, paged_calls
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
+from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import Mod, trace
+from attn_dispatch.ragged import ragged_call, ragged_dot_product_attention
 from attn_dispatch.typed_jax import array_type, bind, flattened, is_tracer
 
 Shaped = ArrayLike | jax.ShapeDtypeStruct
@@ -151,9 +154,8 @@ def _public_call(args: Sequence[object], kwargs: Mapping[str, object]) -> _Publi
     elif "cu_seqlens_q" in kwargs:
         function = ragged_dot_product_attention
     check_names(function, kwargs)
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return _PublicCall(with_known_lengths(Arguments(**bound.arguments)), _CALLS_OF[function])
+    bound = signature_of(function).bind(*args, **kwargs)
+    return _PublicCall(arguments_of(bound), _CALLS_OF[function])
 
 
 _CALLS_OF: dict[Callable[..., Results], Callable[[Arguments], tuple[Call, ...]]] = {
@@ -236,6 +238,20 @@ def _backward(call: Call, *, has_lse_grad: bool) -> tuple[list[jax.Array], _Dire
 def _is_sharded(x: object) -> bool:
     sharding = array_type(x).sharding if is_tracer(x) else getattr(x, "sharding", None)
     return isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+
+
+def axes_read_by(
+    name: str, mod: ScoreMod | MaskMod, read: Sequence[object], dtype: DTypeLike
+) -> str:
+    """The letters of "bnts" on which the result of a score_mod or mask_mod depends.
+
+    Args:
+      name: "score_mod" or "mask_mod".
+      mod: the function.
+      read: its further arguments.
+      dtype: of query.
+    """
+    return axes_of(trace(name, mod, read, np.promote_types(dtype, np.float32).name).program)
 
 
 def _known_mask_mod(arguments: Arguments) -> Mod | None:

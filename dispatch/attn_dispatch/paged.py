@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.call.arguments import Arguments, with_known_lengths
-from attn_dispatch.call.foreign_names import hints_at_foreign_names
+from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.keywords import PagedOptions
-from attn_dispatch.call.layouts import KvLayout, separate_pages
+from attn_dispatch.call.layouts import separate_pages
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.paged_arguments import check_ragged, with_cut_table
-from attn_dispatch.call.static_arguments import Implementations, Window
-from attn_dispatch.call_steps import No, Results, Two, Yes, normal_form, run
+from attn_dispatch.call.static_arguments import Implementations, KvLayout, Window
+from attn_dispatch.call_steps import No, Results, Two, Yes, normal_form, public_call, run
 from attn_dispatch.programs.functions import ScoreMod
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
@@ -41,7 +40,7 @@ def paged_attention(
     query: ArrayLike, key_pages: ArrayLike, value_pages: ArrayLike | None, page_table: ArrayLike,
     key_value_seq_lengths: ArrayLike, *, return_lse: bool = False, **options: Unpack[PagedOptions],
 ) -> Results: ...  # fmt: skip
-@hints_at_foreign_names
+@public_call(lambda arguments: _computed(arguments))
 def paged_attention(
     query: ArrayLike,
     key_pages: ArrayLike,
@@ -127,35 +126,7 @@ def paged_attention(
         reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled; and
         at once if the call is differentiated.
     """
-    arguments = with_known_lengths(
-        Arguments(
-            query=query,
-            key_pages=key_pages,
-            value_pages=value_pages,
-            page_table=page_table,
-            key_value_seq_lengths=key_value_seq_lengths,
-            query_seq_lengths=query_seq_lengths,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_kv=max_seqlen_kv,
-            scale=scale,
-            is_causal=is_causal,
-            local_window_size=local_window_size,
-            logits_soft_cap=logits_soft_cap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            score_mod=score_mod,
-            score_mod_args=score_mod_args,
-            kv_layout=kv_layout,
-            implementation=implementation,
-            return_lse=return_lse,
-        )
-    )
-    calls, packed = paged_calls(arguments)
-    each = (run(call, arguments) for call in calls)
-    results = zip(*(x if isinstance(x, tuple) else (x,) for x in each), strict=True)
-    out, *lse = map(packed, results, (0, -jnp.inf))
-    return (out, *lse) if lse else out
+    ...
 
 
 Packed = Callable[[Sequence[jax.Array], float], jax.Array]
@@ -203,3 +174,11 @@ def paged_calls(arguments: Arguments) -> tuple[tuple[Call, ...], Packed]:
         return blocks.packed(single, several, invalid[:, 0], padding)
 
     return tuple(map(normal_form, calls)), packed
+
+
+def _computed(arguments: Arguments) -> Results:
+    calls, packed = paged_calls(arguments)
+    each = (run(call, arguments) for call in calls)
+    results = zip(*(x if isinstance(x, tuple) else (x,) for x in each), strict=True)
+    out, *lse = map(packed, results, (0, -jnp.inf))
+    return (out, *lse) if lse else out

@@ -3,7 +3,7 @@
 from attn_dispatch import integrations, mods, sequence, serving
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter import register as register_aiter_calls
-from attn_dispatch.api import dot_product_attention, ragged_dot_product_attention
+from attn_dispatch.api import dot_product_attention
 from attn_dispatch.core.explanation import Explanation
 from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.devices.target import target
@@ -11,7 +11,8 @@ from attn_dispatch.fa4 import register as register_fa4_calls
 from attn_dispatch.flash import register as register_flash_calls
 from attn_dispatch.inspection import dropout_mask, explain
 from attn_dispatch.paged import paged_attention
-from attn_dispatch.settings import (
+from attn_dispatch.ragged import ragged_dot_product_attention
+from attn_dispatch.setting_blocks import (
     aiter_asm,
     context_parallel,
     fallback,

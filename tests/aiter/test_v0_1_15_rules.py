@@ -13,7 +13,7 @@ from attn_dispatch.aiter.kernels import NO_CK, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.rules import DISPATCH
 from attn_dispatch.devices.aiter_versions import version_of
-from attn_dispatch.settings import aiter_asm
+from attn_dispatch.setting_blocks import aiter_asm
 from tests.support.aiter_dispatch import grid
 from tests.support.aiter_dispatch.calls import struct_of
 from tests.support.aiter_dispatch.launches import ARCHS, atomic_32

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import api, call_steps, cudnn, dot_product_attention, paged, paged_attention
+from attn_dispatch import call_steps, cudnn, dot_product_attention, paged, paged_attention
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.operands import Operand
@@ -72,8 +72,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Stops:
 
         monkeypatch.setattr(module, name, recorded)
 
-    for module in (api, paged):
-        record(module, "with_known_lengths", cast("list[object]", found.given))
+    record(call_steps, "arguments_of", cast("list[object]", found.given))
     for module, name in (
         (paged, "separate_pages"), (paged, "with_cut_table"),
         (call_steps, "rows_first"), (call_steps, "with_number_as_scale"),

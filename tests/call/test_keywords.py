@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 
 from attn_dispatch import dot_product_attention, paged_attention, ragged_dot_product_attention
+from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.keywords import CallArguments, LayerOptions
 from attn_dispatch.inspection import dropout_mask, explain, spec_of, specs_of
 
@@ -47,3 +50,17 @@ def test_layer_options_have_the_types_of_the_signatures():
 def test_inspection_functions_take_typed_arguments(function):
     kwargs = inspect.signature(function).parameters["kwargs"].annotation
     assert kwargs.startswith("Unpack[CallArguments[")
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda x: x.__name__)
+def test_signatures_have_the_types_of_the_arguments(call: Callable[..., object]):
+    types = {x.name: x.type for x in fields(Arguments)}
+    for name, parameter in inspect.signature(call).parameters.items():
+        assert parameter.annotation.removesuffix(" | None") == types[name].removesuffix(" | None")
+
+
+def test_arguments_that_do_not_fit_are_reported_by_the_name_of_the_call():
+    with pytest.raises(TypeError, match=r"dot_product_attention\(\) missing 1 required positional"):
+        dot_product_attention(1, 2)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"dot_product_attention\(\) got multiple values"):
+        dot_product_attention(1, 2, 3, query=1)  # pyright: ignore

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch.call.arguments import Arguments, with_known_lengths
+from attn_dispatch.call.arguments import arguments_of
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call, normalise
 
@@ -30,8 +30,7 @@ def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
 
 def call_of(*args: Any, **kwargs: Any) -> Call:
     bound = inspect.signature(dot_product_attention).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return normalise(with_known_lengths(Arguments(**bound.arguments)), ("xla",))
+    return normalise(arguments_of(bound), ("xla",))
 
 
 def shapes_of(call: Call) -> dict[str, tuple[int, ...]]:

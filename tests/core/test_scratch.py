@@ -13,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, explain, fallback, scratch_limit, settings, target
+from attn_dispatch import (
+    dot_product_attention,
+    explain,
+    fallback,
+    scratch_limit,
+    setting_blocks,
+    settings,
+    target,
+)
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.eligibility import mask_chain, reasons_and_chain
@@ -187,7 +195,7 @@ def test_kernel_above_the_limit_is_not_used():
         traced = jax.jit(partial(gradients, "cudnn")).trace(q, q, q, bias, q)
         with pytest.raises(NotImplementedError, match=r"scratch memory: takes .*larger scratch_li"):
             traced.lower(lowering_platforms=("cuda",))
-        with settings.rewrites(False):
+        with setting_blocks.rewrites(False):
             (verdict, *_) = explain(q, q, q, bias=bias, implementation="cudnn").backward
             reason = str(verdict.reasons[0])
             assert "parts" not in reason and "limit is 1 byte (" in reason

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attn_dispatch import environment, settings
+from attn_dispatch import environment
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.target import parse
@@ -108,7 +108,7 @@ def test_read_plan_equals_the_built_plan(folder):
 
 
 def test_no_plan_is_kept_if_switched_off(folder, monkeypatch):
-    monkeypatch.setenv(plan_store.FOLDER, settings.OFF)
+    monkeypatch.setenv(plan_store.FOLDER, environment.OFF)
     assert [builds(), builds()] == [1, 1] and not folder.exists()
 
 

@@ -17,7 +17,7 @@ from attn_dispatch import (
     explain,
     flash,
     ragged_dot_product_attention,
-    settings,
+    setting_blocks,
 )
 from attn_dispatch import target as planning_for
 from attn_dispatch.devices import clear_rows
@@ -191,7 +191,7 @@ def test_many_short_batch_rows_are_not_spaced_out(monkeypatch):
         "to lie 192 rows apart"
     )
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((2**20,), jnp.int32)
-    with settings.scratch_limit("off"):
+    with setting_blocks.scratch_limit("off"):
         (verdict,) = explain(*arrays(2048, 2048, b=2**20, n=2), **options).forward
     assert verdict.rewrites == ("in parts of 61681 batch rows, one after the other",)
     assert (*map(str, verdict.reasons_as_it_is),) == (
@@ -228,7 +228,7 @@ def test_backward_pass_beyond_the_launch_grid_runs_in_parts():
     assert (*map(str, verdict.reasons_as_it_is),) == (
         "batch and heads up to 65,535 each in the backward pass, got 70,000 and 8",
     )
-    with settings.rewrites(False):
+    with setting_blocks.rewrites(False):
         explanation = explain(*arrays(8, 8, b=70_000), implementation="flash", target="sm90")
     assert explanation.backward[0].reasons == verdict.reasons_as_it_is
 

@@ -16,8 +16,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch import AttentionConventionWarning
 from attn_dispatch.integrations import patch_jax_nn
-from attn_dispatch.integrations.patching import Patch, original
-from attn_dispatch.integrations.tally import Tally
+from attn_dispatch.integrations.patching import Patch, Tally, original
 
 X = np.random.default_rng(0).standard_normal((2, 5, 4, 8), np.float32)
 

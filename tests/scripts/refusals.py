@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_dispatch import settings
+from attn_dispatch import setting_blocks
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
@@ -155,7 +155,7 @@ def main() -> None:
     args = parser.parse_args()
     cases = drawn(args.seed, args.draws, mods=args.mods)
     for target in args.targets.split(","):
-        with settings.rewrites(not args.as_they_are):
+        with setting_blocks.rewrites(not args.as_they_are):
             found = count(cases, parse(target))
         print(f"{target}:", *found.lines(), sep="\n", flush=True)
         if args.out:

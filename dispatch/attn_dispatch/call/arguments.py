@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeGuard
@@ -98,12 +99,18 @@ class Arguments:
         return {**self.arrays, **read, **structs}
 
 
+def arguments_of(call: inspect.BoundArguments) -> Arguments:
+    """The arguments of a public call, with its own defaults and with what is known of lengths."""
+    call.apply_defaults()
+    return _with_known_lengths(Arguments(**call.arguments))
+
+
 def holds_structs(argument: object) -> bool:
     """Whether the argument contains a `jax.ShapeDtypeStruct` in place of an array."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 
 
-def with_known_lengths(arguments: Arguments) -> Arguments:
+def _with_known_lengths(arguments: Arguments) -> Arguments:
     """The arguments with what lengths, ids and cu_seqlens show without being computed.
 
     `same_lengths`: every sequence has as many keys as queries. They do if the lengths, ids or

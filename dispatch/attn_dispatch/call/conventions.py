@@ -1,17 +1,48 @@
 """Warnings, once each, of valid calls that probably mean something else than they say.
 
 Each is a rule: when it applies, what it says, and how to say what is meant, after which the rule no
-longer applies.
+longer applies. The rules about axes come first: arrays may be in another order than they are read.
 """
 
 from __future__ import annotations
 
-from attn_dispatch.call.axes_conventions import AXES_RULES
-from attn_dispatch.call.checked_call import CheckedCall
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+
+from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.mod_facts import ModFacts
+from attn_dispatch.call.shapes import CallShape
+from attn_dispatch.call.static_arguments import Side
 from attn_dispatch.call.values import known_values
 from attn_dispatch.reason import Rule, broken
 from attn_dispatch.warning import warn_of_convention
+
+
+@dataclass(frozen=True)
+class CheckedCall:
+    """A call whose arguments are valid, as the rules look at it."""
+
+    arguments: Arguments
+    """The arguments as the caller gave them, but with query, key and value in the order of
+    operands.py."""
+    arrays: Mapping[str, jax.Array]
+    """The arrays of the call as the caller shaped them, by name."""
+    shape: CallShape
+    window: tuple[Side, Side]
+    longest: tuple[int, int]
+    """The largest number of queries and of keys of a sequence."""
+
+    @property
+    def has_window(self) -> bool:
+        return self.window != (None, None)
+
+    @property
+    def is_of_the_past(self) -> bool:
+        """Whether causality or the window hides the keys after the diagonal."""
+        right = self.window[1]
+        return self.arguments.is_causal or (isinstance(right, int) and right == 0)
 
 
 def warn_of_conventions(call: CheckedCall) -> None:
@@ -22,6 +53,139 @@ def warn_of_conventions(call: CheckedCall) -> None:
         return  # a symbol of jax.export: its size is not known
     for reason in broken(_RULES, call):
         warn_of_convention(reason.text + reason.remedy)
+
+
+_MANY_HEADS = 128
+"""If there are more kv heads than this, and than keys, that axis probably counts keys."""
+_SOME_HEADS = 32
+"""Likewise, if the call gives further evidence that the axis counts keys."""
+_NARROW, _MOST_NARROW_HEADS = 64, 40
+"""Models with more kv heads than this have wider ones: of 96, 112, 128 or 192 dims."""
+_MANY_FEATURES = 256
+"""Wider heads, more of them than keys, are probably the features of all heads."""
+
+
+def _has_length_as_heads(call: CheckedCall) -> bool:
+    """Whether the axis that is read as kv heads probably counts keys."""
+    if not call.arrays.keys().isdisjoint(("cu_seqlens_q", "page_table")):
+        return False  # the order of their axes is known
+    shape = call.shape
+    heads, keys = shape.num_kv_heads, shape.seq_len_kv
+    if call.arguments.qkv_layout is not None:
+        return shape.heads_first and heads > max(keys, _MANY_HEADS)
+    if heads <= keys:
+        return False
+    if not shape.leading and shape.head_dim > _MANY_FEATURES:
+        return True
+    return heads > _MANY_HEADS or (heads > _SOME_HEADS and _other_evidence(call))
+
+
+def _other_evidence(call: CheckedCall) -> bool:
+    """Whether more than one number speaks for [..., heads, length, dim]."""
+    shape = call.shape
+    heads, keys, queries = shape.num_kv_heads, shape.seq_len_kv, shape.seq_len_q
+    are_grouped = shape.num_heads == heads and keys < queries < heads and queries % keys == 0
+    longest = (*call.window, call.arguments.max_segment_len)
+    return (
+        are_grouped  # as many query heads as kv heads, and several times as many queries as keys
+        or shape.num_heads > heads  # models whose heads share keys have at most 32 kv heads
+        or (heads > _MOST_NARROW_HEADS and shape.head_dim <= _NARROW)
+        or heads % (4 if heads <= 64 else 8) != 0  # a usual length, but no usual number of heads
+        or any(isinstance(x, int) and keys <= x < heads for x in longest)
+    )
+
+
+def _is_of_batch_and_keys(name: str) -> Callable[[CheckedCall], bool]:
+    def applies(call: CheckedCall) -> bool:
+        queries, keys = call.shape.seq_len_q, call.shape.seq_len_kv
+        is_given = name in call.arrays and queries > 1
+        return (
+            is_given
+            and call.shape.leading[-1:] == (queries,)
+            and call.arrays[name].shape == (queries, keys)
+        )
+
+    return applies
+
+
+def _is_of_batch_queries_and_keys(name: str) -> Callable[[CheckedCall], bool]:
+    def applies(call: CheckedCall) -> bool:
+        shape = call.shape
+        heads = shape.num_heads
+        return (
+            name in call.arrays
+            and heads > 1
+            and shape.leading == (heads,)
+            and call.arrays[name].shape == (heads, shape.seq_len_q, shape.seq_len_kv)
+        )
+
+    return applies
+
+
+def _sizes(call: CheckedCall) -> dict[str, object]:
+    shape = call.shape
+    return {
+        "heads": shape.num_heads,
+        "kv_heads": shape.num_kv_heads,
+        "queries": shape.seq_len_q,
+        "keys": shape.seq_len_kv,
+        "dim": shape.head_dim,
+    }
+
+
+_AS_READ = '; where the axes are as read pass qkv_layout="BTNH"'
+
+_AXES_RULES = (
+    Rule[CheckedCall](
+        "call/length_as_heads",
+        lambda c: bool(c.shape.leading) and _has_length_as_heads(c),
+        "key has {keys} keys of {kv_heads} heads: {axes}",
+        lambda c: "" if c.shape.heads_first else _AS_READ,
+        facts=lambda c: _sizes(c) | {"axes": c.shape.axes},
+    ),
+    Rule[CheckedCall](
+        "call/length_as_heads_of_three_dims",
+        lambda c: (
+            not c.shape.leading and "cu_seqlens_q" not in c.arrays and _has_length_as_heads(c)
+        ),
+        "key has 3 dims, which are read as {read}: {keys} keys of {kv_heads} heads of {dim}",
+        lambda c: (
+            "; split features [batch, length, features] by "
+            "x.reshape(batch, length, heads, dim); "
+            + (
+                "for [length, heads, dim] leave out qkv_layout"
+                if c.shape.heads_first
+                else f'for [heads, length, dim] pass qkv_layout="BNTH"{_AS_READ}'
+            )
+        ),
+        facts=lambda c: (
+            _sizes(c)
+            | {"read": "[heads, length, dim]" if c.shape.heads_first else "[length, heads, dim]"}
+        ),
+    ),
+    *(
+        Rule[CheckedCall](
+            f"call/{name}_of_batch_and_keys",
+            _is_of_batch_and_keys(name),
+            f"{name}: [{{queries}}, {{keys}}] is taken for [queries, keys], and the batch is "
+            "{queries} too",
+            f". If it is [batch, keys] pass {name}[:, None, None, :]; else pass {name}[None, None]",
+            facts=_sizes,
+        )
+        for name in ("mask", "bias")
+    ),
+    *(
+        Rule[CheckedCall](
+            f"call/{name}_of_batch_queries_and_keys",
+            _is_of_batch_queries_and_keys(name),
+            f"{name}: [{{heads}}, {{queries}}, {{keys}}] is taken for [heads, queries, keys], and "
+            "the batch is {heads} too",
+            f". If it is [batch, queries, keys] pass {name}[:, None]; else pass {name}[None]",
+            facts=_sizes,
+        )
+        for name in ("mask", "bias")
+    ),
+)
 
 
 def _names_no_alignment(call: CheckedCall) -> bool:
@@ -85,7 +249,7 @@ def _causality(call: CheckedCall) -> str:
 
 
 _RULES = (
-    *AXES_RULES,
+    *_AXES_RULES,
     Rule[CheckedCall](
         "call/one_causal_query",
         lambda c: _is_of_one_query(c) and c.arguments.is_causal,

@@ -23,132 +23,80 @@ _SLIDING = "is local_window_size: (W - 1, 0) for W keys, the query's own include
 _NO_SPLITS = f"{_WITHOUT}: how the keys of a query are split is the kernel's choice"
 _LENGTHS = "is key_value_seq_lengths: the numbers of keys [batch]"
 
-NAMES = {
-    "q": "is query",
-    "k": "is key",
-    "v": "is value",
-    "queries": "is query",
-    "keys": "is key",
-    "values": "is value",
-    "key_": "is key",
-    "softmax_scale": "is scale",
-    "sm_scale": "is scale",
-    "scale_factor": "is scale",
-    "scaling_factor": "is scale",
-    "scaling": "is scale",
+_COUNTERPARTS = {
+    "q queries": "is query",
+    "k keys key_": "is key",
+    "v values": "is value",
+    "softmax_scale sm_scale scale_factor scaling_factor scaling": "is scale",
     "causal": f"is is_causal{_AT_THE_END}",
-    "is_causal_mask": "is is_causal",
-    "use_causal_mask": "is is_causal",
-    "causal_mask": "is is_causal",
+    "is_causal_mask use_causal_mask causal_mask": "is is_causal",
     "causal_offset": "is causal_alignment, which may be the offset",
     "window": _WINDOW,
     "window_size": _WINDOW + _AT_THE_END,
-    "sliding_window": _SLIDING,
-    "sliding_window_size": _SLIDING,
-    "attn_mask": "is mask (bool, True = attend), or bias for what is added to the scores",
-    "attention_mask": "is mask (bool, True = attend), or bias for what is added to the scores",
+    "sliding_window sliding_window_size": _SLIDING,
+    "attn_mask attention_mask": "is mask (bool, True = attend), or bias for what is added to the "
+    "scores",
     "key_padding_mask": f"{_LENGTHS}, or mask=~key_padding_mask[:, None, None, :]",
     "padding_mask": f"{_LENGTHS}, or mask=padding_mask[:, None, None, :], True = attend",
     "kv_mask": f"{_LENGTHS}, or mask=kv_mask[:, None, None, :]",
     "attn_mask_type": "is is_causal with causal_alignment, and lengths or segment ids for padding",
-    "attn_bias": "is bias",
+    "attn_bias ab": "is bias",
     "alibi": "is alibi_slopes, a slope for each head",
     "block_mask": "is mask_mod(b, n, t, s), in jax.numpy",
-    "ab": "is bias",
-    "segment_ids": "is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 is padding",
-    "decoder_segment_ids": "is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 is "
-    "padding",
+    "segment_ids decoder_segment_ids": "is query_segment_ids and key_value_segment_ids, ids from "
+    "1 on, 0 is padding",
     "q_segment_ids": "is query_segment_ids, ids from 1 on, 0 is padding",
     "kv_segment_ids": "is key_value_segment_ids, ids from 1 on, 0 is padding",
     "max_segments_per_seq": "is max_segments",
-    "cu_seqlens": _RAGGED,
-    "cu_seqlens_q": _RAGGED,
+    "cu_seqlens cu_seqlens_q cu_seqlens_kv": _RAGGED,
     "cu_seqlens_k": f"is cu_seqlens_kv; {_RAGGED}",
-    "cu_seqlens_kv": _RAGGED,
     "max_seqlen": "is max_seqlen_q and max_seqlen_kv of ragged_dot_product_attention",
     "max_seqlen_q": "is max_seqlen_q of ragged_dot_product_attention",
-    "max_seqlen_k": "is max_seqlen_kv of ragged_dot_product_attention",
-    "max_seqlen_kv": "is max_seqlen_kv of ragged_dot_product_attention",
-    "sequence_descriptor": "is query_segment_ids and key_value_segment_ids, or "
-    "query_seq_lengths and key_value_seq_lengths",
-    "seqlens_q": "is query_seq_lengths",
-    "seqlens_k": _LENGTHS,
-    "seqlens_kv": _LENGTHS,
-    "q_seqlen": "is query_seq_lengths",
-    "kv_seqlen": "is key_value_seq_lengths",
-    "kv_lengths": "is key_value_seq_lengths",
-    "kv_lens": "is key_value_seq_lengths",
-    "q_lens": "is query_seq_lengths",
-    "lengths": "is query_seq_lengths and key_value_seq_lengths",
-    "seq_lens": "is query_seq_lengths and key_value_seq_lengths",
-    "cache_seqlens": "is key_value_seq_lengths",
-    "context_lens": _LENGTHS,
-    "context_lengths": _LENGTHS,
-    "seqused_k": "is key_value_seq_lengths",
-    "block_tables": "is page_table of paged_attention",
-    "block_table": "is page_table of paged_attention",
-    "page_indices": "is page_table of paged_attention",
-    "softcap": "is logits_soft_cap",
-    "soft_cap": "is logits_soft_cap",
-    "logit_cap": "is logits_soft_cap",
-    "attn_logits_soft_cap": "is logits_soft_cap",
-    "dropout": "is dropout_rate, with dropout_key",
-    "dropout_p": "is dropout_rate, with dropout_key",
-    "dropout_probability": "is dropout_rate, with dropout_key",
-    "attention_dropout": "is dropout_rate, with dropout_key",
+    "max_seqlen_k max_seqlen_kv": "is max_seqlen_kv of ragged_dot_product_attention",
+    "sequence_descriptor": "is query_segment_ids and key_value_segment_ids, or query_seq_lengths "
+    "and key_value_seq_lengths",
+    "seqlens_q q_seqlen q_lens": "is query_seq_lengths",
+    "seqlens_k seqlens_kv context_lens context_lengths": _LENGTHS,
+    "kv_seqlen kv_lengths kv_lens cache_seqlens seqused_k": "is key_value_seq_lengths",
+    "lengths seq_lens": "is query_seq_lengths and key_value_seq_lengths",
+    "block_tables block_table page_indices": "is page_table of paged_attention",
+    "softcap soft_cap logit_cap attn_logits_soft_cap": "is logits_soft_cap",
+    "dropout dropout_p dropout_probability attention_dropout p": "is dropout_rate, with "
+    "dropout_key",
     "dropout_mask": f"{_WITHOUT}: dropout_rate with dropout_key draws it, and "
     "attn_dispatch.dropout_mask returns it",
-    "p": "is dropout_rate, with dropout_key",
-    "dropout_rng": "is dropout_key",
-    "rng": "is dropout_key",
+    "dropout_rng rng prng prng_key": "is dropout_key",
     "dropout_seed": "is dropout_key, a JAX PRNG key",
-    "prng": "is dropout_key",
-    "prng_key": "is dropout_key",
-    "deterministic": "has no counterpart: leave dropout_rate at 0; deterministic_backward asks for "
+    "deterministic": f"{_WITHOUT}: leave dropout_rate at 0; deterministic_backward asks for "
     "gradients that are bit-equal",
-    "broadcast_dropout": "has no counterpart: each pair is dropped on its own",
-    "training": "has no counterpart: leave dropout_rate at 0 where nothing is dropped",
-    "is_training": "has no counterpart: leave dropout_rate at 0 where nothing is dropped",
-    "inference": "has no counterpart: leave dropout_rate at 0 where nothing is dropped",
-    "precision": "has no counterpart: jax.default_matmul_precision around the program is honoured",
-    "preferred_element_type": "has no counterpart: scores and sums are float32, or float64 for "
-    "float64 inputs",
-    "force_fp32_for_softmax": "has no counterpart: the softmax is float32, or float64 for "
-    "float64 inputs",
-    "attention_dtype": "has no counterpart: cast query, key and value",
-    "dtype": "has no counterpart: cast query, key and value",
-    "logits_sink": "is sinks",
-    "logit_sink": "is sinks",
-    "s_aux": "is sinks",
+    "broadcast_dropout": f"{_WITHOUT}: each pair is dropped on its own",
+    "training is_training inference": f"{_WITHOUT}: leave dropout_rate at 0 where nothing is "
+    "dropped",
+    "precision": f"{_WITHOUT}: jax.default_matmul_precision around the program is honoured",
+    "preferred_element_type": f"{_WITHOUT}: scores and sums are float32, or float64 for float64 "
+    "inputs",
+    "force_fp32_for_softmax": f"{_WITHOUT}: the softmax is float32, or float64 for float64 inputs",
+    "attention_dtype dtype": f"{_WITHOUT}: cast query, key and value",
+    "logits_sink logit_sink s_aux softmax_offset learnable_sink": "is sinks",
     "softmax_type": f"{_WITHOUT}: with sinks the softmax has a sink, otherwise none",
-    "softmax_offset": "is sinks",
-    "learnable_sink": "is sinks",
     "return_softmax_lse": "is return_lse",
-    "return_attn_probs": f"{_WITHOUT}: kernels make no probabilities; return_lse has the logarithm "
-    "of their denominator",
-    "return_attention_scores": f"{_WITHOUT}: kernels make no probabilities; return_lse has the "
-    "logarithm of their denominator",
-    "need_weights": f"{_WITHOUT}: kernels make no probabilities; return_lse has the logarithm of "
-    "their denominator",
-    "enable_gqa": _BY_SHAPE,
-    "num_kv_heads": _BY_SHAPE,
-    "num_key_value_heads": _BY_SHAPE,
+    "return_attn_probs return_attention_scores need_weights": f"{_WITHOUT}: kernels make no "
+    "probabilities; return_lse has the logarithm of their denominator",
+    "enable_gqa num_kv_heads num_key_value_heads": _BY_SHAPE,
     "num_splits": _NO_SPLITS,
     "pack_gqa": f"{_WITHOUT}: whether heads of a group are rows of a tile is the kernel's choice",
     "normalize_output": f"{_WITHOUT}: the output is normalised; return_lse has the logarithm of "
     "its denominator",
     "q_sharding": f"{_WITHOUT}: the call follows the shardings of its arrays",
-    "layout": _AXES,
-    "qkv_format": _AXES,
-    "input_layout": _AXES,
-    "page_layout": _AXES,
-    "flash_attention": 'is implementation: "cudnn", "flash", "aiter", "xla"',
-    "backend": 'is implementation: "cudnn", "flash", "aiter", "xla"',
+    "layout qkv_format input_layout page_layout": _AXES,
+    "flash_attention backend": 'is implementation: "cudnn", "flash", "aiter", "xla"',
     "module": f"{_WITHOUT}; attn_dispatch.integrations.flax has an attention_fn",
     "target": f"{_WITHOUT}: make the call in the block `with attn_dispatch.target(...)`",
     "mask_fn": "is mask_mod(b, n, t, s), a function of scalars",
 }
-"""By the foreign name, its counterpart here, as the end of a sentence."""
+"""By foreign names, their counterpart here, as the end of a sentence."""
+
+NAMES = {name: here for names, here in _COUNTERPARTS.items() for name in names.split()}
 
 
 _OF_PAGES = {
@@ -165,9 +113,12 @@ _OF_A_CALL = re.compile(r" of (?:ragged_dot_product|paged)_attention$")
 """The end of a hint at an argument of another call."""
 
 
+signature_of = functools.cache(inspect.signature)
+
+
 def hints_at_foreign_names(call: Callable[P, R]) -> Callable[P, R]:
     """The call, whose TypeError for an unknown argument name gives the name here."""
-    own = inspect.signature(call).parameters.keys()
+    own = signature_of(call).parameters.keys()
 
     @functools.wraps(call)
     def hinting(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -184,7 +135,7 @@ def check_names(call: Callable[..., object], given: Mapping[str, object]) -> Non
     Raises:
       TypeError: the call has no such arguments; the message has the name of each here, if known.
     """
-    own = inspect.signature(call).parameters
+    own = signature_of(call).parameters
     if foreign := [name for name in given if name not in own]:
         hints = [_hint(name, given[name], own, call.__name__) for name in foreign]
         raise TypeError(

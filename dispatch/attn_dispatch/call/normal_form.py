@@ -13,9 +13,8 @@ from jax.typing import ArrayLike
 from attn_dispatch import settings
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.array_arguments import cu_seqlens, key_data, operand
-from attn_dispatch.call.checked_call import CheckedCall
 from attn_dispatch.call.context_arguments import spread_of
-from attn_dispatch.call.conventions import warn_of_conventions
+from attn_dispatch.call.conventions import CheckedCall, warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
 from attn_dispatch.call.mod_facts import check_mod, sizes_for_mods

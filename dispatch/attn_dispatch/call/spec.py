@@ -20,8 +20,8 @@ from attn_dispatch.call.options import (
     Wanted,
     backward_options,
     both_options,
+    options_text,
 )
-from attn_dispatch.call.options_text import options_text
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any  # noqa: TID251  # MLIR's operations
 
 from attn_dispatch.core.jax_compat import ir
 

@@ -11,6 +11,7 @@ from attn_dispatch.core.rewrites.in_parts import in_parts_of, length_of, most_he
 from attn_dispatch.core.rewrites.rewrite import Axis, Rewrite
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.memory import memory_bytes
+from attn_dispatch.environment import OFF
 
 Scratch = Callable[[AttentionSpec], int | None]
 """The scratch memory of a call in bytes; None for a call that the kernel does not run."""
@@ -45,7 +46,7 @@ def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) 
       xla_bytes: returns the scratch memory that XLA takes for the same call.
     """
     given = settings.current().scratch_limit
-    if given == settings.OFF:
+    if given == OFF:
         return None
     if isinstance(given, int):
         return Limit(given, "scratch_limit", is_strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, cast  # noqa: TID251  # MLIR's operations and attributes
 
 import jax
 from jax.sharding import AbstractMesh

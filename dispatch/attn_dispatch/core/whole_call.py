@@ -7,7 +7,7 @@ that is one attention call is too short for that, and the host launches each of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any  # noqa: TID251  # the owners of MLIR's values
 
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core.jax_compat import ir

@@ -21,7 +21,7 @@ from attn_dispatch.cudnn.call import Attributes
 from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices import code_files
 from attn_dispatch.files import writing
-from attn_dispatch.settings import cache_path
+from attn_dispatch.files.user_folders import cache_path
 
 FOLDER = "ATTN_DISPATCH_PLANS"
 """The environment variable that names the folder; "off" saves no plans."""

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast  # noqa: TID251  # a type that JAX does not export
 
 from attn_dispatch.cudnn.call import Attributes
 from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent

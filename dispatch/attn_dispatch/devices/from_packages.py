@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from types import UnionType
-from typing import Any, cast
+from typing import Any, cast  # noqa: TID251  # the module of another package
 
 import jax
 

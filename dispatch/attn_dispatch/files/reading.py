@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast  # noqa: TID251  # a JSON value
 
 JsonValue: TypeAlias = Any
 """What `json` reads. Who reads a file catches the errors of a value of another type."""

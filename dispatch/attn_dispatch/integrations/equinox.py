@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeGuard, TypeVar, Unpack, cast
+from typing import Any, TypeGuard, TypeVar, Unpack, cast  # noqa: TID251  # the arguments of Equinox's layer
 
 import equinox as eqx
 import jax
@@ -19,14 +19,17 @@ from jax.typing import ArrayLike
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.foreign_names import check_names
 from attn_dispatch.call.keywords import LayerOptions
-from attn_dispatch.integrations.masks import as_bool
-from attn_dispatch.integrations.merging import check_no_conflict, is_array, text_of
-from attn_dispatch.integrations.options import (
+from attn_dispatch.integrations.layers import (
+    as_bool,
+    check_no_conflict,
     check_not_given,
     check_options,
     check_static_values,
+    has_name_of_attention,
+    is_array,
+    text_of,
+    warn_of_staying,
 )
-from attn_dispatch.integrations.staying import has_name_of_attention, warn_of_staying
 from attn_dispatch.warning import skip_frames_of
 
 skip_frames_of(eqx.__file__)

@@ -12,8 +12,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.keywords import LayerOptions
-from attn_dispatch.integrations.masks import as_bool
-from attn_dispatch.integrations.options import check_options
+from attn_dispatch.integrations.layers import as_bool, check_options
 from attn_dispatch.warning import skip_frames_of
 
 skip_frames_of(hk.__file__)

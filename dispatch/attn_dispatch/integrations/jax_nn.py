@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 
 from attn_dispatch.api import dot_product_attention
-from attn_dispatch.integrations.patching import Patch
-from attn_dispatch.integrations.tally import Tally
+from attn_dispatch.integrations.patching import Patch, Tally
 
 _TALLY = Tally("patch_jax_nn", "jax.nn.dot_product_attention")
 _counted = _TALLY.counted(dot_product_attention)

@@ -8,7 +8,7 @@ of a condition, whether it must be True and whether it may be.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any  # noqa: TID251  # NumPy's arrays and numbers of any dtype
 
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var

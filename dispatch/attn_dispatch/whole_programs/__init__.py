@@ -15,10 +15,10 @@ from attn_dispatch.call.static_arguments import Implementations, check_implement
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import explain_specs
 from attn_dispatch.core.jax_compat import without_dead_code
-from attn_dispatch.core.sketch import of_program
-from attn_dispatch.devices.device import Device
+from attn_dispatch.core.traced_calls import sketch_of
 from attn_dispatch.devices.target import Target, device_to_explain
 from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.implementation import Device
 from attn_dispatch.warning import warn_of_convention
 from attn_dispatch.whole_programs.allowed import Allowed
 from attn_dispatch.whole_programs.explained import ProgramCall, ProgramExplanation
@@ -81,8 +81,7 @@ def _explained_for(
     mesh: Mesh | AbstractMesh | None,
 ) -> ProgramExplanation:
     program = traced(function, args, device, mesh)
-    is_on_mesh = is_for_several_devices(program)
-    own = OwnCalls(lambda: of_program(program, device.platform) if is_on_mesh else None)
+    own = OwnCalls(sketch_of(program, device, is_on_mesh=is_for_several_devices(program)))
     others = OtherCalls()
 
     def rule(equation: JaxprEqn, facts: Sequence[Fact | None], runs: Runs) -> Sequence[Fact | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attn_dispatch.core import select
 from attn_dispatch.core.verdict import Verdict, chosen
-from attn_dispatch.devices.device import Device
+from attn_dispatch.implementation import Device
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attn_dispatch.core.device_share import DeviceShare
 from attn_dispatch.core.explanation import Explanation, planner_lines, verdict_lines
 from attn_dispatch.core.verdict import Verdict
-from attn_dispatch.devices.device import Device
+from attn_dispatch.implementation import Device
 from attn_dispatch.text import counted, wrapped
 from attn_dispatch.whole_programs.allowed import KERNELS, Allowed, remedies, why
 from attn_dispatch.whole_programs.other_attention import OtherAttention

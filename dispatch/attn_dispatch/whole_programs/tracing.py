@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from attn_dispatch.core.jax_compat import tracing_for_nvidia
-from attn_dispatch.devices.device import Device
+from attn_dispatch.implementation import Device
 from attn_dispatch.typed_jax import flattened, type_of
 from attn_dispatch.whole_programs.walk import bodies
 

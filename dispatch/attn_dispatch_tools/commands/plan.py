@@ -7,7 +7,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.console import waiting
 from attn_dispatch.core.explanation import plan_text
@@ -15,6 +14,7 @@ from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
+from attn_dispatch.files.user_folders import why_no_cache_path
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
@@ -71,9 +71,7 @@ def main(args: argparse.Namespace) -> None:
             f"error: only cuDNN plans ahead, and this is {device}; name a --target like h200"
         )
     if folder is None:
-        raise SystemExit(
-            f"error: {settings.why_no_cache_path(plan_store.FOLDER)}: plans are not kept"
-        )
+        raise SystemExit(f"error: {why_no_cache_path(plan_store.FOLDER)}: plans are not kept")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):

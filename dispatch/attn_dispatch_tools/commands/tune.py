@@ -15,6 +15,9 @@ from attn_dispatch.core.tuning import contest, winners
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import reading
+from attn_dispatch.files.user_folders import why_no_cache_path
+from attn_dispatch.setting_blocks import tuning
+from attn_dispatch.setting_values import checked_seconds
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.rates.measure import measure
 from attn_dispatch_tools.terminal import style
@@ -88,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
         _tune_script(args, kept)
         return
     device = default_device()
-    with settings.tuning(args.seconds):
+    with tuning(args.seconds):
         is_tuned = _tune_calls(calls, device, is_inference=args.inference)
     if not is_tuned:
         raise SystemExit(f"error: none of the calls can be tuned on this {device}")
@@ -120,7 +123,7 @@ def _writable_winners() -> Path:
     """The file in which winners are kept."""
     kept = winners.winners_file()
     if kept is None:
-        raise SystemExit(f"error: {settings.why_no_cache_path(winners.FILE)}: winners are not kept")
+        raise SystemExit(f"error: {why_no_cache_path(winners.FILE)}: winners are not kept")
     if reason := winners.not_writable(kept):
         raise SystemExit(f"error: {reason}")
     return kept
@@ -128,7 +131,7 @@ def _writable_winners() -> Path:
 
 def _seconds(text: str) -> float:
     try:
-        return settings.checked_seconds(float(text))
+        return checked_seconds(float(text))
     except ValueError:
         expected = f"expected a positive number of seconds, got {text!r}"
         raise argparse.ArgumentTypeError(expected) from None

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jax
 
-from attn_dispatch import settings
 from attn_dispatch.core.choice.rates import (
     FILE,
     DeviceRates,
@@ -20,6 +19,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
+from attn_dispatch.files.user_folders import why_no_cache_path
 from attn_dispatch_tools.bench.regret.draws import drawn
 from attn_dispatch_tools.bench.regret.run import save, timed_rows
 from attn_dispatch_tools.rates.fit import as_rates, fitted, neutral, parameters_of
@@ -44,7 +44,7 @@ def measure(seconds: float = SECONDS) -> Path:
     device = default_device()
     file = users_file()
     if file is None:
-        raise SystemExit(f"error: {settings.why_no_cache_path(FILE)}: rates are not kept")
+        raise SystemExit(f"error: {why_no_cache_path(FILE)}: rates are not kept")
     if device.platform != "cuda":
         raise SystemExit(f"error: rates are for NVIDIA GPUs, and this is {device}")
     rows = list(

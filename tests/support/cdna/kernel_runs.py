@@ -12,7 +12,7 @@ from functools import cache
 import jax
 import numpy as np
 
-from attn_dispatch import settings
+from attn_dispatch import setting_blocks
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case
 from tests.support.aiter_check import Check
@@ -97,7 +97,7 @@ def started(run: KernelRun) -> Iterator[tuple[Gpu, Check]]:
     with (
         generations.gpu_of(run.generation, run.arch, run.lifted) as gpu,
         run.choice.made(),
-        settings.rewrites(False),
+        setting_blocks.rewrites(False),
     ):
         gpu.board = run.board
         yield gpu, Check.of(run.case, parse(run.arch), gpu.emulator)

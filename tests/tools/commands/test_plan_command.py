@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
-from attn_dispatch import inspection, settings
+from attn_dispatch import environment, inspection
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch_tools.cli import main
 from attn_dispatch_tools.written_calls.json_file import calls_in
@@ -96,7 +96,7 @@ def test_the_command_needs_a_target_and_a_folder_for_plans(file, folder, monkeyp
     for target in ([], ["--target", "gfx942"]):
         with pytest.raises(SystemExit, match="name a --target"):
             main(["plan", *target, str(file)])
-    monkeypatch.setenv(plan_store.FOLDER, settings.OFF)
+    monkeypatch.setenv(plan_store.FOLDER, environment.OFF)
     with pytest.raises(SystemExit, match="plans are not kept"):
         main(["plan", "--target", "sm90", str(file)])
     monkeypatch.setenv(plan_store.FOLDER, str(file / "plans"))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch import settings
 from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.files import user_folders
 from attn_dispatch_tools.terminal.ending import dying_of_interrupts, run_to_the_end
 from attn_dispatch_tools.terminal.folder import made_folder
 
@@ -153,10 +153,10 @@ def homeless(monkeypatch):
 
 def test_without_a_home_there_are_no_cache_folders(homeless, monkeypatch):
     name = "ATTN_DISPATCH_PLANS"
-    assert settings.cache_path(name, "plans") is None
-    assert settings.why_no_cache_path(name) == f"you have no home folder, and no {name}"
+    assert user_folders.cache_path(name, "plans") is None
+    assert user_folders.why_no_cache_path(name) == f"you have no home folder, and no {name}"
     monkeypatch.setenv(name, "off")
-    assert settings.why_no_cache_path(name) == f"{name}=off"
+    assert user_folders.why_no_cache_path(name) == f"{name}=off"
     assert aiter_folder.root().is_relative_to(sys.prefix)
 
 

@@ -19,14 +19,14 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast  # noqa: TID251  # the JSON of measured rates
 
 from attn_dispatch.call.options import Wanted
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading
-from attn_dispatch.settings import cache_path
+from attn_dispatch.files.user_folders import cache_path
 
 FILE = "ATTN_DISPATCH_RATES"
 """The environment variable that names the user's file; "off" reads none."""

@@ -34,6 +34,7 @@ from attn_dispatch.core.tuning.contestants import (
 from attn_dispatch.core.tuning.numbers import differing
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
+from attn_dispatch.files.user_folders import why_no_cache_path
 from attn_dispatch.typed_jax import compiled
 
 _HOPELESS = 4.0
@@ -101,9 +102,7 @@ def _is_not_tuned(spec: AttentionSpec) -> bool:
 
 def _check_surroundings(device: Device) -> None:
     if winners.winners_file() is None:
-        raise RuntimeError(
-            f"{settings.why_no_cache_path(winners.FILE)}: what tuning finds would be lost"
-        )
+        raise RuntimeError(f"{why_no_cache_path(winners.FILE)}: what tuning finds would be lost")
     if not device.is_present:
         raise RuntimeError(f"tuning runs calls on the device, and there is no {device} here")
     if jax.process_count() > 1:

@@ -26,8 +26,8 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
 from attn_dispatch.files.reading import JsonObject
+from attn_dispatch.files.user_folders import cache_path
 from attn_dispatch.programs.program import ModProgram
-from attn_dispatch.settings import cache_path
 from attn_dispatch.text import error_text
 
 FILE = "ATTN_DISPATCH_WINNERS"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack  # noqa: TID251  # the arguments of Flax's own attention
 
 import flax
 import jax
@@ -18,13 +19,11 @@ from jax.typing import ArrayLike, DTypeLike
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.call.static_arguments import window_sides
-from attn_dispatch.integrations.masks import as_bool
-from attn_dispatch.integrations.merging import overridden, partials_of, text_of
-from attn_dispatch.integrations.options import check_options as check_layer_options
+from attn_dispatch.inspection import axes_read_by
+from attn_dispatch.integrations.layers import as_bool, is_same, text_of
+from attn_dispatch.integrations.layers import check_options as check_layer_options
 from attn_dispatch.mods.combining import WithQueryOffset
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
-from attn_dispatch.programs.program import axes_of
-from attn_dispatch.programs.tracing import trace
 from attn_dispatch.warning import skip_frames_of, warn_of_convention
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ skip_frames_of(flax.__file__)
 _DEFAULT = (None, "default", jax.lax.Precision.DEFAULT)
 
 
+Attention = Callable[..., jax.Array]
 _Einsum = Callable[..., jax.Array]
 
 
@@ -179,7 +179,7 @@ def attention_fn(
 def _warn_if_overridden(frame: FrameType | None, received: Mapping[str, object]) -> None:
     """Warn if a layer passes other arguments than the partial of `attention_fn` that it calls."""
     caller = None if frame is None else frame.f_back
-    lost = overridden(partials_of(attention_fn, caller), received)
+    lost = _overridden(_partials_of(attention_fn, caller), received)
     if lost:
         names = ", ".join(f"{name}={text_of(value)}" for name, value in lost.items())
         passed = ", ".join(f"{name}={text_of(received[name])}" for name in lost)
@@ -187,6 +187,38 @@ def _warn_if_overridden(frame: FrameType | None, received: Mapping[str, object])
             f"partial(attention_fn, {names}): the layer passes {passed}, which overrides it. Use "
             f"attention({names}), which keeps it, or pass it to the layer"
         )
+
+
+def _partials_of(function: Attention, frame: FrameType | None) -> list[functools.partial[Any]]:
+    """The partials of a function among the variables of its caller, and the fields of its `self`.
+
+    A function does not see whether it was called through a partial; a layer's frame shows it.
+    """
+    if frame is None:
+        return []
+    held = dict(frame.f_locals)
+    held |= getattr(held.get("self"), "__dict__", {})
+    return [x for x in held.values() if isinstance(x, functools.partial) and x.func is function]
+
+
+def _overridden(
+    partials: list[functools.partial[Any]], received: Mapping[str, object]
+) -> dict[str, object]:
+    """The arguments of a partial that its caller has overridden: names with the partial's values.
+
+    Args:
+      partials: those that may have been called.
+      received: the arguments that their function received.
+    """
+    differing = [
+        {
+            name: value
+            for name, value in partial.keywords.items()
+            if name in received and not is_same(value, received[name])
+        }
+        for partial in partials
+    ]
+    return differing[0] if len(differing) == 1 else {}
 
 
 def _check_one_query(options: Options, dtype: np.dtype, *, has_mask: bool) -> None:
@@ -234,8 +266,7 @@ def _reads_place(
     """Whether a mod's result depends on t, and no `with_query_offset` sets t."""
     if isinstance(mod, WithQueryOffset):
         return False
-    score_dtype = np.promote_types(dtype, np.float32).name
-    return "t" in axes_of(trace(name, mod, read, score_dtype).program)
+    return "t" in axes_read_by(name, mod, read, dtype)
 
 
 def _with_causal(mask: ArrayLike | None, query: jax.Array, key: jax.Array) -> jax.Array:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast  # noqa: TID251  # the methods of Linen's modules
 
 from flax import linen, nnx
 
-from attn_dispatch.integrations.flax.function import attention_fn
+from attn_dispatch.integrations.flax.function import Attention, attention_fn
 from attn_dispatch.integrations.flax.with_options import FlaxOptions, attention
-from attn_dispatch.integrations.merging import Attention
-from attn_dispatch.integrations.staying import has_name_of_attention, warn_of_staying
+from attn_dispatch.integrations.layers import has_name_of_attention, warn_of_staying
 from attn_dispatch.warning import warn_of_convention
 
 Model = TypeVar("Model", nnx.Module, linen.Module)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+import functools
+import inspect
+from typing import Any, Unpack  # noqa: TID251  # the arguments that a layer passes
 
+import jax
 from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.foreign_names import check_names
-from attn_dispatch.integrations.flax.function import Options, attention_fn, check_options
-from attn_dispatch.integrations.merging import Attention, with_options
-from attn_dispatch.integrations.options import check_not_given, check_static_values
+from attn_dispatch.integrations.flax.function import (
+    Attention,
+    Options,
+    attention_fn,
+    check_options,
+)
+from attn_dispatch.integrations.layers import (
+    check_no_conflict,
+    check_not_given,
+    check_static_values,
+)
 
 _FLAX = ("broadcast_dropout", "dtype")
 
@@ -53,4 +64,13 @@ def attention(**options: Unpack[FlaxOptions]) -> Attention:
     check_not_given(options, ("query", "key", "value"), "attention")
     check_options(options)
     check_static_values(options)
-    return with_options(attention_fn, options, "attention")
+    parameters = inspect.signature(attention_fn).parameters
+    names, defaults = list(parameters), {name: x.default for name, x in parameters.items()}
+
+    @functools.wraps(attention_fn)
+    def merged(*args: Any, **passed: Any) -> jax.Array:
+        given = dict(zip(names, args, strict=False)) | passed
+        check_no_conflict(options, given, defaults, "attention")
+        return attention_fn(**given | dict[str, Any](options))
+
+    return merged

@@ -16,9 +16,8 @@ from attn_dispatch.api import dot_product_attention as attend
 from attn_dispatch.call.keywords import SharedArguments
 from attn_dispatch.call.static_arguments import Implementations, OwnName, Window
 from attn_dispatch.core import select
-from attn_dispatch.integrations.masks import as_bool
-from attn_dispatch.integrations.options import check_layout
-from attn_dispatch.integrations.tally import Tally
+from attn_dispatch.integrations.layers import as_bool, check_layout
+from attn_dispatch.integrations.patching import Tally
 from attn_dispatch.programs.functions import ScoreMod
 from attn_dispatch.warning import skip_frames_of
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.dense_masks import without_dense_mask_warnings
 from attn_dispatch.integrations.keras.function import dot_product_attention
 from attn_dispatch.integrations.keras.layers import COMPUTE, Layer, dropout_key, unrepeated
-from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.layers import as_bool
 from attn_dispatch.integrations.patching import Place
 
 

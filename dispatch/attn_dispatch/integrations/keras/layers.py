@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias  # noqa: TID251  # Keras's layers, by private attributes
 
 import jax
 import jax.numpy as jnp

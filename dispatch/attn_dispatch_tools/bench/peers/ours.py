@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 from attn_dispatch._version import __version__
-from attn_dispatch.api import dot_product_attention, ragged_dot_product_attention
+from attn_dispatch.api import dot_product_attention
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.inspection import explain
 from attn_dispatch.programs.functions import MaskMod
+from attn_dispatch.ragged import ragged_dot_product_attention
 from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, CellArrays
 from attn_dispatch_tools.bench.cells import DENSE_CAUSAL, Cell
 from attn_dispatch_tools.bench.masks import Mask

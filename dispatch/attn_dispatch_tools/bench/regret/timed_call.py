@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.api import dot_product_attention, ragged_dot_product_attention
+from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.inspection import spec_of
 from attn_dispatch.paged import paged_attention
+from attn_dispatch.ragged import ragged_dot_product_attention
 from attn_dispatch_tools.bench.regret.named_mods import functions_of
 from attn_dispatch_tools.written_calls.json_file import arguments_of
 
