@@ -97,7 +97,8 @@ class Rate:
                 values[x.name] = _numbers(cast("dict[object, object]", value), x.name)
             else:
                 single[x.name] = value
-        return Rate(**values, **_numbers(single))
+        values |= _numbers(single)
+        return Rate(**values)
 
 
 def _numbers(given: Mapping[Any, object], name: str = "") -> dict[str, float]:
