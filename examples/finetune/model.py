@@ -22,7 +22,7 @@ def packed_logits(params: Params, rows: Rows, config: Config, max_segments: int)
         )  # fmt: skip
         return finish(x, attended, weights, config), None
 
-    # For the backward pass only attention's results are saved: docs/remat.md.
+    # For the backward pass only attention's results are saved: docs/packing.md.
     policy = jax.checkpoint_policies.save_only_these_names("context")
     x = params["embed"][rows.tokens]
     x, _ = jax.lax.scan(jax.checkpoint(layer, policy=policy), x, params["layers"])

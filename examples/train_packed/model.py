@@ -24,7 +24,7 @@ REMAT = {
     ),
 }
 """By the value of --remat, the policy for what a layer saves for its backward pass: everything, the
-attention, or the attention and the matrix products. The rest is computed again: docs/remat.md."""
+attention, or the attention and the matrix products. The rest is computed again: docs/packing.md."""
 
 
 @dataclasses.dataclass(frozen=True)
