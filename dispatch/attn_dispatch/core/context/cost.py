@@ -1,7 +1,7 @@
 """What each way to spread a sequence over devices costs: bytes, floating-point operations, seconds.
 
 The model is of one attention call on devices that compute nothing else meanwhile. Its formulas are
-in `strategy_costs.py`; docs/context.md compares it with measurements.
+in `strategy_costs.py`; docs/speed.md compares it with measurements.
 """
 
 from __future__ import annotations
