@@ -18,6 +18,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Make links out of the docs lead to the repository; without its address, remove them."""
     url = (config.get("repo_url") or "").rstrip("/")
     titles = dict(_titles(config["nav"]))
+    titles |= {x.src_uri: _heading(x) for x in files if x.inclusion.name == "NOT_IN_NAV"}
 
     def outside(found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join("docs", page.file.src_uri, "..", found[2]))
@@ -36,6 +37,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         parts[i] = _OWN_FILE.sub(r"\1", _LINK.sub(outside, parts[i]))
         parts[i] = _BY_FILE_NAME.sub(by_title, parts[i])
     return "".join(parts)
+
+
+def _heading(file: Any) -> str:
+    """The title of a page that is not in the navigation."""
+    first = file.content_string.partition("\n")[0]
+    return first.removeprefix("# ")
 
 
 def _titles(entries: list[Any]) -> Iterator[tuple[str, str]]:

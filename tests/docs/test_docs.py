@@ -192,10 +192,10 @@ def _strings() -> list[str]:
     return found
 
 
-def test_every_page_is_in_the_navigation_and_the_readme_is_short():
+def test_every_page_is_in_the_navigation_or_evidence_and_the_readme_is_short():
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     for page in PAGES[1:]:
-        assert f": {page.name}\n" in config, page.name
+        assert f": {page.name}\n" in config or f"  /{page.name}\n" in config, page.name
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 150
 
 

@@ -17,7 +17,8 @@ _TIME = ("wall_us", "median")
 
 
 def draw(report: Report, colours: Mapping[str, str]) -> Figure | None:
-    """A panel for each direction and length, a line for each peer; None without such cells.
+    """A panel for each direction and length, with a dot for each mask and peer; None without such
+    cells. No line joins the dots, as the masks are unrelated.
 
     The dashed line is FlashAttention-3's time for a causal call times the share.
     """
@@ -54,9 +55,9 @@ def _panel(
         strong = peer in ("ours", "ours: fa4")
         axes.plot(
             [x for x, _ in points], [y for _, y in points], color=colours[peer],
-            linestyle="--" if peer == DENSE_CAUSAL else "-",
-            marker="" if peer == DENSE_CAUSAL else "o", markersize=6 if strong else 4,
-            linewidth=2.8 if strong else 1.5, zorder=4 if strong else 3,
+            linestyle="--" if peer == DENSE_CAUSAL else "",
+            marker="" if peer == DENSE_CAUSAL else "o", markersize=7 if strong else 5,
+            linewidth=1.5, zorder=4 if strong else 3,
         )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
