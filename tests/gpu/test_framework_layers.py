@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import cudnn, flash
+from attn_dispatch import cudnn, fa4, flash
 from attn_dispatch.devices.target import default_device
 from tests.support import integration_layers
 from tests.support.integration_layers import LAYERS
@@ -59,8 +59,8 @@ def layer(name: str, rate: float = 0.0, dtype: Any = jnp.float32) -> tuple[Any, 
 
 def has_kernels(text: str) -> bool:
     """Whether kernels of ours run both passes of a compiled program."""
-    forward = (cudnn.FORWARD_TARGET, flash.FORWARD_TARGET)
-    backward = (cudnn.BACKWARD_TARGET, flash.BACKWARD_TARGET)
+    forward = (cudnn.FORWARD_TARGET, flash.FORWARD_TARGET, fa4.FORWARD_TARGET)
+    backward = (cudnn.BACKWARD_TARGET, flash.BACKWARD_TARGET, fa4.BACKWARD_TARGET)
     return all(any(x in text for x in targets) for targets in (forward, backward))
 
 

@@ -126,13 +126,18 @@ def test_unusual_sizes_agree_with_xla(kernel, size, with_lengths):
 
 
 def test_two_implementations_run_forward_and_backward():
-    """fa4 comes first for the forward pass, but not for the gradients of grouped heads."""
+    """fa4 comes first, and has no deterministic backward pass."""
     skip_without("fa4")
     q, k, _, _ = arrays(3, b=1, t=8192, n=8, k=2, h=192)
     v, out_grad = k[..., :128], q[..., :128]
-    explanation = attn_dispatch.explain(q, k, v, is_causal=True)
-    assert (explanation.chosen_forward, explanation.chosen_backward) == ("fa4", "cudnn")
-    found = [gradients(lambda *x, y=y: attend(*x, y))(q, k, v, out_grad) for y in (None, "xla")]
+    options = {"is_causal": True, "deterministic_backward": True}
+    names = ("fa4", "cudnn")
+    explanation = attn_dispatch.explain(q, k, v, implementation=names, **options)
+    assert (explanation.chosen_forward, explanation.chosen_backward) == names
+    found = [
+        gradients(partial(attend, implementation=x, **options))(q, k, v, out_grad)
+        for x in (names, "xla")
+    ]
     assert_close(*found)
 
 

@@ -85,7 +85,7 @@ def assert_calls_do_not_grow_memory(
         results = step(*operands)
     jax.block_until_ready(results)
     after = device_bytes_in_use() - pool_bytes()
-    record(**facts, outside_pool_before=before, outside_pool_after=after)
+    record(**facts, calls=calls, outside_pool_before=before, outside_pool_after=after)
     assert after <= before
 
 
