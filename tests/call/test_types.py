@@ -25,6 +25,7 @@ from attn_dispatch import (
     fallback,
     paged,
     paged_attention,
+    ragged,
     ragged_dot_product_attention,
     sharded_dropout,
 )
@@ -48,9 +49,10 @@ def typed(flag: bool) -> None:
     assert_type(call(Q, Q, Q, return_residual=True), tuple[Array, Array])
     assert_type(call(Q, Q, Q, return_lse=True, return_max_logits=True), tuple[Array, Array, Array])
     assert_type(call(Q, Q, Q, return_lse=flag), Array | tuple[Array, ...])
-    ragged = ragged_dot_product_attention
-    out = ragged(Q[0], Q[0], Q[0], cu_seqlens_q=CU, cu_seqlens_kv=CU, max_seqlen_q=2,
-                 max_seqlen_kv=2, return_lse=True)  # fmt: skip
+    out = ragged_dot_product_attention(
+        Q[0], Q[0], Q[0], cu_seqlens_q=CU, cu_seqlens_kv=CU, max_seqlen_q=2, max_seqlen_kv=2,
+        return_lse=True,
+    )  # fmt: skip
     assert_type(out, tuple[Array, Array])
     assert_type(paged_attention(Q, Q, Q, TABLE, LENGTHS), Array)
     assert_type(paged_attention(Q, Q, Q, TABLE, LENGTHS, return_lse=True), tuple[Array, Array])
@@ -102,7 +104,7 @@ def test_every_overload_has_the_arguments_of_the_call_with_their_types(call: Cal
 
 def test_overloads_give_each_choice_of_results_its_tuple():
     """With every combination of flags, the first overload that accepts it has the right result."""
-    for module, call in ((api, dot_product_attention), (api, ragged_dot_product_attention),
+    for module, call in ((api, dot_product_attention), (ragged, ragged_dot_product_attention),
                          (paged, paged_attention)):  # fmt: skip
         flags = [x for x in inspect.signature(call).parameters if x.startswith("return_")]
         assert call.__module__ == module.__name__
