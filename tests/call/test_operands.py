@@ -15,11 +15,8 @@ from attn_dispatch.call.operands import (
     Operand,
     Section,
     axis_of,
-    in_front,
     listed,
     mod_operands,
-    padded,
-    resized,
     with_axis,
     with_role,
 )
@@ -73,26 +70,10 @@ def test_section_of_new_operand_is_cut_and_pasted():
     np.testing.assert_array_equal(rows.cut("sinks", x[:, 0]), x[:, 0])
 
 
-def test_shared_axis_is_neither_cut_nor_resized():
+def test_shared_axis_is_not_cut():
     shared = Section({"b": 6}, {"b": (2, 4)})
     assert shared.cut(NAME, temperature()).shape[0] == 2
     assert shared.cut(NAME, temperature(1)).shape[0] == 1
-    sizes = {"b": 12, "t": 7, "h": 3}
-    assert resized(Operand(NAME, (6, 4, 8), "float32"), sizes).shape == (12, 7, 8)
-    assert resized(Operand(NAME, (1, 4, 8), "float32"), sizes).shape == (1, 7, 8)
-
-
-def test_new_operand_is_padded_along_its_axes():
-    wide = padded(NAME, temperature(), {"n": 10, "h": 32})
-    np.testing.assert_array_equal(wide, np.pad(temperature(), [(0, 0), (0, 0), (0, 2)]))
-
-
-@pytest.mark.parametrize("letter, axis", [("t", 1), ("n", 2)])
-def test_new_operand_is_reordered_along_its_axes(letter: str, axis: int):
-    x = temperature()
-    found = in_front(NAME, x, letter, lambda y: y[:, ::-1])
-    np.testing.assert_array_equal(found, np.flip(x, axis))
-    np.testing.assert_array_equal(in_front(NAME, x, "s", lambda y: y[:, ::-1]), x)
 
 
 @pytest.mark.parametrize(

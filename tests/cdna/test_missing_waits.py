@@ -54,7 +54,7 @@ def _are_worse(found: list[float], right: list[float]) -> bool:
 def test_most_missing_waits_and_barriers_are_noticed(
     op: str, kernel: int, gpu_of: Callable[[str], Gpu]
 ):
-    """Of those that run. Some are there twice, or keep an order that nothing needs."""
+    """Not all are: some instructions stand twice, or keep an order that nothing needs."""
     case: KernelCase = FORWARD_AND_BACKWARD
     gpu = gpu_of(case.arch)
     check = Check.of(case.case, parse(case.arch), gpu.emulator)

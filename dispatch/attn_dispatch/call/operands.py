@@ -71,8 +71,8 @@ arrays by their axes asks the table. So a new operand is one entry, and what com
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -226,30 +226,6 @@ def axis_of(name: str, letter: str) -> int | None:
     return axes.index(letter) - len(axes) if letter in axes else None
 
 
-def resized(operand: Operand, sizes: Mapping[str, int]) -> Operand:
-    """The operand with these sizes of axes, by their letters. An axis of 1 that may be shared by
-    all entries of the call's axis remains so."""
-    known = listed(operand.name)
-    shape = tuple(
-        size if size == 1 and letter in known.shared else sizes.get(letter, size)
-        for letter, size in zip(known.axes, operand.shape, strict=False)
-    )
-    return replace(operand, shape=shape + operand.shape[len(shape) :])
-
-
-def in_front(
-    name: str, x: jax.Array, letter: str, change: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-    """x changed along an axis: `change` gets and returns it as [B, axis, ...], with that axis
-    second. An array without the axis stays as it is."""
-    axis = axis_of(name, letter)
-    if axis is None:
-        return x
-    if axis == 1 - x.ndim:
-        return change(x)
-    return jnp.swapaxes(change(jnp.swapaxes(x, 1, axis)), 1, axis)
-
-
 @dataclass(frozen=True)
 class Section:
     """A range along some axes of a call, which is cut from its arrays and pasted back."""
@@ -287,10 +263,3 @@ class Section:
             return x
         ends = zip(self.slices(name, shape), shape, strict=True)
         return jnp.pad(x, [(y.start, size - y.stop) for y, size in ends], constant_values=value)
-
-
-def padded(name: str, x: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
-    """x with zeros after its end along each of these axes, which then have these sizes."""
-    sizes_now = zip(listed(name).axes, x.shape, strict=False)
-    widths = [(0, sizes.get(letter, size) - size) for letter, size in sizes_now]
-    return jnp.pad(x, widths) if any(map(any, widths)) else x

@@ -46,7 +46,7 @@ class TracedCall:
     whole: AttentionSpec
     """The call of all devices; with `context_axis` as if all had the same rows."""
     shardings: Sequence[object]
-    """Those of the operands, or on a mesh how a formula is split."""
+    """How the operands are sharded, or on a mesh how a formula is split."""
     settings: CallSettings
     """What the `with` blocks around the call set."""
 
