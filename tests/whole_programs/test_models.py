@@ -12,7 +12,8 @@ from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch import dot_product_attention, explain_program, whole_programs
+from attn_dispatch import dot_product_attention, explain_program
+from attn_dispatch.core import traced_calls
 from attn_dispatch.typed_jax import is_tracer
 from attn_dispatch.whole_programs.places import Place
 from tests.support import integration_layers, model_programs
@@ -93,7 +94,7 @@ def test_a_training_step_that_updates_a_module_in_place():
 
 def test_a_model_in_a_shard_map_is_listed_with_its_kernels(monkeypatch: pytest.MonkeyPatch):
     """The rows are split along "data". The program is not lowered, as its types say so."""
-    monkeypatch.delattr(whole_programs, "of_program")
+    monkeypatch.delattr(traced_calls, "of_program")
     mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
     program = model_programs.smollm2_in_a_shard_map(mesh)
     found = checked(program.step, *program.args)
