@@ -18,7 +18,7 @@ def report_of(module: str, *arguments: str, devices: int | None = None) -> Any:
 
     `devices`: virtual devices on a CPU, unless the module asks for them itself.
     """
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     variables = {} if devices is None else {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(

@@ -22,8 +22,9 @@ from typing import Any
 if __name__ == "__main__":  # tests import constants from here, in a process with one device
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = (
-        f"--xla_force_host_platform_device_count=8 --xla_dump_to={sys.argv[1]} "
-        "--xla_dump_hlo_as_text --xla_dump_hlo_pass_re=spmd-partitioning"
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
+        f"--xla_dump_to={sys.argv[1]} --xla_dump_hlo_as_text "
+        "--xla_dump_hlo_pass_re=spmd-partitioning"
     )
 
 import jax
@@ -43,7 +44,6 @@ LIBRARIES = {
     "cudnn": ("cudnn", "cuda", "h100"),
     "flash": ("flash", "cuda", "h100"),
     "gfx942": ("aiter", "rocm", "gfx942"),
-    "gfx950": ("aiter", "rocm", "gfx950"),
 }
 """The implementation, the platform and the device."""
 
@@ -100,7 +100,6 @@ DECODING = {
     "cudnn": {"1 x 1024, 16/4": 1},
     "flash": {"193 x 1216, 16/4": 1},  # padded
     "gfx942": {"4 x 1024, 4/4": 1},  # heads of a group are rows
-    "gfx950": {"4 x 1024, 4/4": 1},
 }
 """The kernels for one query of each of four batch rows, and a cache of 8,192 keys: batch rows are
 whole, and keys are those of a device."""
