@@ -264,12 +264,12 @@ def _limited(x: KeySet) -> KeySet | None:
 
 def _opposite(x: KeySet) -> KeySet | None:
     """All other keys."""
-    found: KeySet | None = (Borders(),)
+    others: KeySet | None = (Borders(),)
     for first, end in x:
         before = () if first is None else (Borders(end=first),)
         after = () if end is None else (Borders(end),)
-        found = None if found is None else _both(found, before + after)
-    return found
+        others = None if others is None else _both(others, before + after)
+    return others
 
 
 def _with_span(known: Number, equation: JaxprEqn, numbers: Sequence[Number]) -> Number:

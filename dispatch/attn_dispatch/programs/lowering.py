@@ -17,7 +17,7 @@ from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.nodes import (
     COMPARISONS,
     Predicate,
-    Register,
+    Tensor,
     Unsupported,
     Value,
     Writer,
@@ -100,23 +100,23 @@ class _Lowering:
     def _from_outside(self, var: Var) -> Value:
         depends = self._depends[var]
         axes = "".join(x for x in "bnts" if x in depends)
-        found = type_of(var)
-        if found.shape:
+        out = type_of(var)
+        if out.shape:
             raise Unsupported(
                 "array_by_score",
-                f"an array {found.dtype.name}{list(found.shape)} is read at a place that depends "
+                f"an array {out.dtype.name}{list(out.shape)} is read at a place that depends "
                 "on the score, or on both t and s",
             )
         jaxpr, scores = self._body.jaxpr, self._scores
         alone = jaxpr.replace(invars=jaxpr.invars[scores:], outvars=[var])
         body = inlined(ClosedJaxpr(alone, self._body.consts))
-        is_float = np.issubdtype(found.dtype, np.floating)
+        is_float = np.issubdtype(out.dtype, np.floating)
         dtype = "float32" if is_float else "int32"
         made = XlaArray(body, str(body.jaxpr), self._mod, axes, dtype)
-        register = self._writer.array(made)
-        if found.dtype != np.bool_:
-            return register
-        return Predicate("ne", (register, 0))
+        tensor = self._writer.array(made)
+        if out.dtype != np.bool_:
+            return tensor
+        return Predicate("ne", (tensor, 0))
 
     def _operation(self, equation: JaxprEqn) -> Value:
         name, kind = equation.primitive.name, _kind_of_result(equation)
@@ -157,7 +157,7 @@ class _Lowering:
             one, zero = (1.0, 0.0) if kind == "f" else (1, 0)
             return self._writer.select(x, one, zero, kind)
         if kind == "f":
-            if not isinstance(x, Register):
+            if not isinstance(x, Tensor):
                 return float(x)  # pyright: ignore[reportArgumentType]
             return self._writer.converted(self._writer.computed(x, "i"))
         raise Unsupported("conversion", f"convert_element_type from {np.dtype(dtype).name}")
@@ -219,24 +219,24 @@ def _kind_of_result(equation: JaxprEqn) -> str:
     return _kind(out.dtype)
 
 
-def _one_minus_square(writer: Writer, x: Register, kind: str) -> Register:
+def _one_minus_square(writer: Writer, x: Tensor, kind: str) -> Tensor:
     negative = writer.node(kind, "mul", writer.node(kind, "mul", x, x), -1.0)
     return writer.node(kind, "add", negative, 1.0)
 
 
-def _log1p(writer: Writer, x: Register, kind: str) -> Register:
+def _log1p(writer: Writer, x: Tensor, kind: str) -> Tensor:
     return writer.node(kind, "log", writer.node(kind, "add", x, 1.0))
 
 
-def _expm1(writer: Writer, x: Register, kind: str) -> Register:
+def _expm1(writer: Writer, x: Tensor, kind: str) -> Tensor:
     return writer.node(kind, "add", writer.node(kind, "exp", x), -1.0)
 
 
-def _exp2(writer: Writer, x: Register, kind: str) -> Register:
+def _exp2(writer: Writer, x: Tensor, kind: str) -> Tensor:
     return writer.node(kind, "exp", writer.node(kind, "mul", x, float(np.log(2.0))))
 
 
-_IN_STEPS: dict[str, Callable[[Writer, Register, str], Register]] = {
+_IN_STEPS: dict[str, Callable[[Writer, Tensor, str], Tensor]] = {
     "square": lambda writer, x, kind: writer.node(kind, "mul", x, x),
     "one_minus_square": _one_minus_square,
     "log1p": _log1p,
