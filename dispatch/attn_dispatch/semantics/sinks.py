@@ -1,4 +1,4 @@
-"""Sinks taken into a call's results, and their gradient. A sink is a score with a value vector of 0:
+"""Sinks, taken into a call's results, and their gradient. The value of a sink is a vector of 0:
 
 lse' = log(exp(lse) + exp(sink))        out' = out · exp(lse - lse')
 d sink = Σ exp(sink - lse) · (dlse - delta)        delta = Σ out · dout
