@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.semantics import mask_bits
-from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 from tests.support import bits
 from tests.support.interval_masks import lists

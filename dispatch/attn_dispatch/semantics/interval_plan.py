@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import mask_data
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.intervals import has_intervals
-from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 
 _MAX_LISTS_BYTES = 2**28
