@@ -15,7 +15,7 @@ from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.diagonal import Numbers, diagonal_of
-from attn_dispatch.semantics.given_ids import row_lengths
+from attn_dispatch.semantics.given_ids import iota, row_lengths
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.row_ids import RowIds, search
 
@@ -46,7 +46,7 @@ class Positions:
             return Positions(query_ids, key_ids, None, None)
         if query_ids is not None and key_ids is not None and spec.is_packed:
             return _inside_segments(spec, operands, query_ids, key_ids)
-        diagonal, keys = _iota(spec.seq_len_q), _iota(spec.seq_len_kv)
+        diagonal, keys = iota(spec.seq_len_q), iota(spec.seq_len_kv)
         indices = PairIndices.of(spec, operands, diagonal, keys)
         diagonal = diagonal_of(spec, operands, diagonal, lambda: _more_keys(spec, operands))
         return Positions(query_ids, key_ids, diagonal, keys, indices)
@@ -81,10 +81,6 @@ def _more_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Number
 
 def _needs_positions(spec: AttentionSpec) -> bool:
     return spec.has_diagonal or spec.has("mods_start")
-
-
-def _iota(length: int) -> jax.Array:
-    return lax.broadcasted_iota(jnp.int32, (1, length), 1)
 
 
 def _ids(
@@ -144,7 +140,7 @@ class _IdRuns:
 
     def positions(self, ids: jax.Array) -> jax.Array:
         """int32 [B, L]: each place's position in its run. `ids` are the same as in `of`."""
-        return lax.broadcasted_iota(jnp.int32, (1, ids.shape[1]), 1) - self.find(ids)[0]
+        return iota(ids.shape[1]) - self.find(ids)[0]
 
     def count(self, ids: jax.Array) -> jax.Array:
         """The number of places of each id [B, M]."""
