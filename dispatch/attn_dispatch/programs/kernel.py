@@ -16,7 +16,7 @@ from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.key_ranges import key_range, xla_array_of
 from attn_dispatch.programs.known_forms import is_sum_with_score
-from attn_dispatch.programs.lowering import lowered
+from attn_dispatch.programs.lowering import NodeLowering
 from attn_dispatch.programs.nodes import (
     GRADIENT,
     SCORE,
@@ -315,7 +315,7 @@ def _lower(
     arrays = [f"array {i}" for i in range(len(program.arrays))]
     values: list[Value | None] = [*scores, None, None, writer.t, S, *(None for _ in arrays)]
     try:
-        return lowered(mod, body, values, writer, [*names, *INDICES, *arrays])
+        return NodeLowering(mod, body, values, writer, [*names, *INDICES, *arrays]).result()
     except Unsupported as error:
         raise _Unsupported(mod, error) from error
 

@@ -5,11 +5,9 @@ What depends neither on the score nor on both t and s, XLA computes beforehand, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.typing import ArrayLike
 
@@ -29,27 +27,13 @@ _UNARY = {
     "tanh", "exp", "log", "logistic", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "abs", "ceil",
     "floor", "neg",
 }  # fmt: skip
-_BINARY = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "max",
-           "min": "min", "pow": "pow"}  # fmt: skip
+_BINARY = {"add", "add_any", "sub", "mul", "div", "max", "min", "pow"}
 _OF_INTEGERS = {"add", "sub", "mul", "max", "min", "abs", "neg"}
 
 
-def lowered(
-    mod: str, body: ClosedJaxpr, inputs: list[Value | None], writer: Writer, names: list[str]
-) -> Value:
-    """The result of a program's body as a value in the kernel.
+class NodeLowering:
+    """Gives every value of a program's body its form in the kernel."""
 
-    Args:
-      mod: "score_mod" or "mask_mod".
-      body: the body, with one result.
-      inputs: each input as a value in the kernel; None if only XLA has it.
-      writer: takes the nodes.
-      names: each input's name: x, g, b, n, t, s, or an array's.
-    """
-    return _Lowering(mod, body, inputs, writer, names).result()
-
-
-class _Lowering:
     def __init__(
         self,
         mod: str,
@@ -58,6 +42,13 @@ class _Lowering:
         writer: Writer,
         names: list[str],
     ) -> None:
+        """Args:
+        mod: "score_mod" or "mask_mod".
+        body: the body, with one result.
+        inputs: each input as a value in the kernel; None if only XLA has it.
+        writer: takes the nodes.
+        names: each input's name: x, g, b, n, t, s, or an array's.
+        """
         self._mod, self._body, self._writer = mod, body, writer
         self._scores = sum(x in ("x", "g") for x in names)
         self._values: dict[Var, Value | None] = {}
@@ -79,7 +70,7 @@ class _Lowering:
                 self._values[equation.outvars[0]] = self._operation(equation)
             except Unsupported as error:
                 if depends & {"x", "g"} or {"t", "s"} <= depends:
-                    raise with_line(error, equation) from error
+                    raise error.at(equation) from error
                 self._values |= dict.fromkeys(equation.outvars)  # as arrays that XLA computes
         return self._value(self._body.jaxpr.outvars[0])
 
@@ -140,7 +131,7 @@ class _Lowering:
         if kind == "i" and name not in _OF_INTEGERS:
             raise Unsupported("integers", f"{name} of integers")
         if name in _BINARY:
-            return writer.arithmetic(kind, _BINARY[name], *given)
+            return writer.arithmetic(kind, name.removesuffix("_any"), *given)
         if name in _UNARY:
             return writer.node(kind, name, writer.computed(given[0], kind))
         if name == "integer_pow":
@@ -244,15 +235,6 @@ _IN_STEPS: dict[str, Callable[[Writer, Tensor, str], Tensor]] = {
     "exp2": _exp2,
 }
 """JAX's operations of one operand that take several of cuDNN's, or one by another name."""
-
-
-def with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
-    """The error, with the line that the operation was written in."""
-    where = source_info_util.summarize(equation.source_info)
-    found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
-    if found is None or error.line:
-        return error
-    return Unsupported(error.kind, error.text, found[1])
 
 
 def _kind(dtype: np.dtype) -> str:

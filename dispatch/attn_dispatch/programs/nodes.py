@@ -15,10 +15,12 @@ selected by; there is no lookup.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 _COMMUTATIVE = {"add", "mul", "max", "min"}
 COMPARISONS = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
@@ -37,6 +39,12 @@ class Unsupported(Exception):
         self.text = text
         self.line = line
         """The line of the program that has the operation, "model.py:7"; "" if it is unknown."""
+
+    def at(self, equation: JaxprEqn) -> Unsupported:
+        """The error, with the line that the operation was written in."""
+        where = source_info_util.summarize(equation.source_info)
+        found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
+        return self if found is None or self.line else Unsupported(self.kind, self.text, found[1])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from attn_dispatch.programs import scalar_operations
 from attn_dispatch.programs.array_views import View
 from attn_dispatch.programs.inlining import results_of
-from attn_dispatch.programs.lowering import with_line
 from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.programs.scalar_code import Code, Register, Scalar
 from attn_dispatch.typed_jax import type_of
@@ -41,7 +40,7 @@ class _Lowering:
             try:
                 self._values[equation.outvars[0]] = self._result_of(equation)
             except Unsupported as error:
-                raise with_line(error, equation) from error
+                raise error.at(equation) from error
         return self._scalar(self._jaxpr.outvars[0])
 
     def _result_of(self, equation: JaxprEqn) -> Value:
