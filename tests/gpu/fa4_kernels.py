@@ -40,8 +40,7 @@ import attn_dispatch
 from attn_dispatch import mods
 from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
-from attn_dispatch.semantics.sinks_afterwards import with_sinks
-from attn_dispatch.semantics.sinks_grad import delta_of
+from attn_dispatch.semantics.sinks import delta_of, with_sinks
 from tests.gpu import kernel_report
 from tests.support import bits
 from tests.support import interval_attention as attention

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attn_dispatch import mods
-from attn_dispatch.programs.bounded_numbers import Number
-from attn_dispatch.programs.key_sets import MAX_RANGES, KeyTerm, key_set
+from attn_dispatch.programs.bounded_numbers import Borders, Number
+from attn_dispatch.programs.key_ranges import MAX_RANGES, key_set
 from attn_dispatch.programs.tracing import trace
 
 LIMITS = jnp.array([3, 6])
@@ -38,10 +38,10 @@ MASKS = {
     "where in a range": (lambda b, n, t, s: jnp.where(s < 3, s < t, s > LIMITS[b]), 2),
     "all": (lambda b, n, t, s: jnp.bool_(True), 1),
     "none": (lambda b, n, t, s: ~((s < 5) | (s >= 5)), 1),
-    "documents": (mods.document_mask(ROWS), 1),
-    "chunks": (lambda b, n, t, s: s // 4 == t // 4, 1),
+    "documents": (mods.document_mask(ROWS), None),
+    "chunks": (lambda b, n, t, s: s // 4 == t // 4, None),
     "documents and prefix": (
-        lambda b, n, t, s: (s < LIMITS[b]) | ((ROWS[b, s] == ROWS[b, t]) & (s <= t)), 2
+        lambda b, n, t, s: (s < LIMITS[b]) | ((ROWS[b, s] == ROWS[b, t]) & (s <= t)), None
     ),
     "stripes": (stripes, MAX_RANGES),
     "too many stripes": (lambda b, n, t, s: stripes(b, n, t, s) | ((s > 30) & (s < t)), None),
@@ -68,15 +68,12 @@ def test_ranges_agree_with_the_mask(function, ranges):
         inputs = [x.astype(np.int32) for x in (b, n, t, s)]
         return np.vectorize(lambda *at: int(x.compute(*map(jnp.int32, at), *mod.arrays)))(*inputs)
 
-    def keys(term: KeyTerm) -> np.ndarray:
+    def keys(borders: Borders) -> np.ndarray:
         got = np.ones_like(expected)
-        if term.first is not None:
-            got &= s >= number(term.first)
-        if term.end is not None:
-            got &= s < number(term.end)
-        if term.equal:
-            # tests/semantics/test_intervals.py tests the keys at which entries are equal.
-            got &= expected
+        if borders.first is not None:
+            got &= s >= number(borders.first)
+        if borders.end is not None:
+            got &= s < number(borders.end)
         return got
 
     np.testing.assert_array_equal(np.any([keys(x) for x in found], axis=0), expected)

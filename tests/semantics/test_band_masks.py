@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch.semantics.band_masks import band_lists, band_rows, rows_bytes, static_band
-from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.tile_lists import TileLists
 from attn_dispatch_tools.verify.case import Case, spec_of
 from tests.support.interval_calls import dense

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from attn_dispatch.semantics import bit_tiles
-from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics import mask_bits
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 from tests.support import bits
 from tests.support.interval_masks import lists
@@ -58,7 +58,7 @@ def check(module: ModuleType, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(len(GRIDS)), ids=lambda x: str(GRIDS[x]))
 def test_lists_name_the_tiles_of_the_mask(number: int):
-    check(bit_tiles, number)
+    check(mask_bits, number)
 
 
 MUTANTS = {
@@ -83,5 +83,5 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_lists_are_noticed(name: str):
-    wrong = mutant(bit_tiles, *MUTANTS[name])
+    wrong = mutant(mask_bits, *MUTANTS[name])
     assert any(fails(partial(check, wrong, number)) for number in range(len(GRIDS)))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from attn_dispatch.semantics import intervals
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.intervals import has_intervals
-from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch_tools.verify.reference import allowed as reference_allowed

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from attn_dispatch.semantics import tile_lists
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.intervals import rows_of
-from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 from tests.support.interval_calls import Draw, dense
 from tests.support.mutants import fails, mutant

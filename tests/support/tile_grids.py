@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch.semantics import tile_lists
-from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics.diagonal import KeyBand
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from attn_dispatch.semantics.band_masks import (
     rows_bytes,
     static_band,
 )
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.interval_plan import PlanTiles, band_of, grid_of
 from attn_dispatch.semantics.intervals import ranges, rows_of
-from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.mask_arrays import MaskArrays, MaskRows, real_and_invalid
 from attn_dispatch.semantics.mask_data import mask_lists
 from attn_dispatch.semantics.mask_spec import mask_operands, mask_spec

@@ -30,7 +30,7 @@ from attn_dispatch.semantics.real_rows import (
 )
 from attn_dispatch.semantics.row_flags import INVALID, PADDING, REAL
 from attn_dispatch.semantics.scaled_query import scaled_query
-from attn_dispatch.semantics.sinks_grad import sinks_grad
+from attn_dispatch.semantics.sinks import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes, prepend, round_up
 

@@ -26,7 +26,7 @@ from attn_dispatch.semantics.mask_data import data_bytes
 from attn_dispatch.semantics.real_rows import each_query_attends, may_have_padding
 from attn_dispatch.semantics.row_flags import PADDING, REAL, with_invalid
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
-from attn_dispatch.semantics.sinks_grad import sinks_grad_of_rows
+from attn_dispatch.semantics.sinks import sinks_grad_of_rows
 from attn_dispatch.semantics.wider_arrays import padded_bytes
 
 Operands = Mapping[str, jax.Array]

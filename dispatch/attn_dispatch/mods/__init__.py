@@ -20,10 +20,10 @@ from attn_dispatch.mods.masks import (
     document_mask,
     neighborhood_2d,
     prefix_lm,
+    tree_mask,
 )
 from attn_dispatch.mods.prefixes import shared_prefix
 from attn_dispatch.mods.scores import alibi, relative_position, soft_cap
-from attn_dispatch.mods.trees import tree_mask
 
 __all__ = [
     "alibi",

@@ -81,8 +81,8 @@ class WithQueryOffset:
 
     @property
     def facts(self) -> ModFacts:
-        found = ModFacts.of(self.mod).from_offset()
-        return replace(found, sizes=(*found.sizes, *self.start.sizes))
+        facts = ModFacts.of(self.mod).from_offset()
+        return replace(facts, sizes=(*facts.sizes, *self.start.sizes))
 
 
 def _and(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -106,8 +106,8 @@ class Joined:
     masks: tuple[MaskMod, ...]
 
     def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
-        found = (jnp.asarray(mask(b, n, t, s)) for mask in self.masks)
-        return functools.reduce(self.operation, found)
+        results = (jnp.asarray(mask(b, n, t, s)) for mask in self.masks)
+        return functools.reduce(self.operation, results)
 
     @property
     def facts(self) -> ModFacts:

@@ -81,8 +81,8 @@ class Bounds:
     def of(row: int, prompt: SupportsIndex | None, completion: SupportsIndex | None) -> Bounds:
         """The bounds of shared_prefix's arguments; that of the row where none is given."""
         given = {"max_prompt_len": prompt, "max_completion_len": completion}
-        found = (row if x is None else check_int(name, x, 1) for name, x in given.items())
-        return Bounds(row, *(min(x, row) for x in found))
+        bounds = (row if x is None else check_int(name, x, 1) for name, x in given.items())
+        return Bounds(row, *(min(x, row) for x in bounds))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,15 @@
-"""Whole numbers of a program that do not depend on s, with the bounds that are known of them."""
+"""Whole numbers of a program that do not depend on s, with the bounds that are known of them.
+
+s plus or minus such a number is a `Position`, whose comparison with a number holds for a range of
+keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,3 +130,69 @@ def may_overflow(x: Number) -> bool:
 def is_nonnegative(x: Number) -> bool:
     """Whether the number is known not to be negative; t is not."""
     return x.of_t >= 0 and x.span[0] >= 0
+
+
+@dataclass(frozen=True)
+class Position:
+    """sign * s + more, or its absolute value."""
+
+    sign: int
+    more: Number
+    is_absolute: bool = False
+
+
+class Borders(NamedTuple):
+    """The keys first <= s < end; None where that side is open."""
+
+    first: Number | None = None
+    end: Number | None = None
+
+
+def moved(name: str, given: Sequence[object]) -> Position | None:
+    """A position after add, sub, neg or abs; None if the result is no position."""
+    x, *others = given
+    y = others[0] if others else None
+    if any(isinstance(z, Position) and z.is_absolute for z in given):
+        return None
+    if name == "abs" and isinstance(x, Position):
+        return replace(x, is_absolute=True)
+    if name == "neg" and isinstance(x, Position):
+        return Position(-x.sign, minus(x.more))
+    if isinstance(y, Number) and isinstance(x, Position):
+        return Position(x.sign, plus(x.more, y if name == "add" else minus(y)))
+    if isinstance(x, Number) and isinstance(y, Position):
+        if name == "add":
+            return Position(y.sign, plus(y.more, x))
+        return Position(-y.sign, plus(x, minus(y.more)))
+    return None
+
+
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq"}
+
+
+def compared(name: str, x: object, y: object) -> Borders | None:
+    """The keys for which the comparison of a position with a number holds; None if it is none."""
+    if name not in _MIRRORED:
+        return None
+    if isinstance(x, Number):
+        return compared(_MIRRORED[name], y, x)
+    if not (isinstance(x, Position) and isinstance(y, Number)):
+        return None
+    if x.is_absolute:
+        if name not in ("lt", "le"):
+            return None
+        x = replace(x, is_absolute=False)
+        both = (compared(name, x, y), compared(_MIRRORED[name], x, minus(y)))
+        below, above = (z or Borders() for z in both)
+        return Borders(below.first or above.first, below.end or above.end)
+    if x.sign < 0:
+        return compared(_MIRRORED[name], Position(1, minus(x.more)), minus(y))
+    border = plus(y, minus(x.more))
+    after = plus(border, constant(1))
+    return {
+        "lt": Borders(end=border),
+        "le": Borders(end=after),
+        "gt": Borders(after),
+        "ge": Borders(border),
+        "eq": Borders(border, after),
+    }[name]

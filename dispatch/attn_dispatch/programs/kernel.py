@@ -16,15 +16,15 @@ from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.key_ranges import key_range, xla_array_of
 from attn_dispatch.programs.known_forms import is_sum_with_score
-from attn_dispatch.programs.lowering import lowered
+from attn_dispatch.programs.lowering import NodeLowering
 from attn_dispatch.programs.nodes import (
     GRADIENT,
     SCORE,
     NodeArray,
     Predicate,
-    Register,
     RowKeys,
     S,
+    Tensor,
     Unsupported,
     Value,
     Writer,
@@ -137,7 +137,7 @@ def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
     )
 
 
-def _copied(writer: Writer) -> Register:
+def _copied(writer: Writer) -> Tensor:
     """The score as the result of a node. A second reader of cuDNN's own score tensor may read
     invalid memory (H200, 9.28)."""
     return writer.node("f", "mul", SCORE, 1.0)
@@ -154,15 +154,15 @@ class _Forward:
     """The nodes from the score to the softmax's input, and those that a backward pass reads."""
 
     nodes: list[str]
-    tanh: Register | None
+    tanh: Tensor | None
     """The tanh of a soft cap."""
-    capped: Register
+    capped: Tensor
     """The input of a score_mod."""
     may_attend: Value
     """The mask of mask_mod."""
 
 
-def _forward(writer: Writer, score: Register, rules: ScoreRules, pairs: Pairs) -> _Forward:
+def _forward(writer: Writer, score: Tensor, rules: ScoreRules, pairs: Pairs) -> _Forward:
     tanh, capped = None, score
     if rules.soft_cap is not None:
         capped, tanh = caps_and_slopes.soft_cap(writer, score, rules.soft_cap)
@@ -213,12 +213,12 @@ def _program(forward: list[str], backward: list[str], writer: Writer) -> KernelP
 
 def _may_attend(writer: Writer, mask_mod: ModProgram, pairs: Pairs) -> Value:
     """The conditions of a mask_mod that the band does not already impose."""
-    found = key_range(mask_mod)
+    keys = key_range(mask_mod)
     left, right = (None, None) if pairs.has_runtime_diagonal else pairs.band
     may: Value = True
-    for one in found.rest:
+    for one in keys.rest:
         may = _both(_lower("mask_mod", one, mask_mod, [], [], writer), may)
-    first, end = found.first, found.end
+    first, end = keys.first, keys.end
     # One comparison for each side: selecting by one and then by another takes four times as long
     # (H200, 9.19).
     if first is not None and not (left is not None and _is_at_most(first.offset, -left)):
@@ -289,12 +289,12 @@ def _inside_band(writer: Writer, pairs: Pairs, known: Collection[str | None]) ->
         if left is None or "first" in known:
             return []
         return [Predicate("ge", (S, writer.array(RowKeys("first"))))]
-    found: list[Predicate] = []
+    conditions: list[Predicate] = []
     if left is not None:
-        found.append(Predicate("ge", (S, writer.arithmetic("i", "add", writer.t, -left))))
+        conditions.append(Predicate("ge", (S, writer.arithmetic("i", "add", writer.t, -left))))
     if right is not None:
-        found.append(Predicate("le", (S, writer.arithmetic("i", "add", writer.t, right))))
-    return found
+        conditions.append(Predicate("le", (S, writer.arithmetic("i", "add", writer.t, right))))
+    return conditions
 
 
 def _both(x: Value, y: Value) -> Value:
@@ -307,7 +307,7 @@ def _lower(
     mod: str,
     body: ClosedJaxpr,
     program: ModProgram,
-    scores: list[Register],
+    scores: list[Tensor],
     names: list[str],
     writer: Writer,
 ) -> Value:
@@ -315,7 +315,7 @@ def _lower(
     arrays = [f"array {i}" for i in range(len(program.arrays))]
     values: list[Value | None] = [*scores, None, None, writer.t, S, *(None for _ in arrays)]
     try:
-        return lowered(mod, body, values, writer, [*names, *INDICES, *arrays])
+        return NodeLowering(mod, body, values, writer, [*names, *INDICES, *arrays]).result()
     except Unsupported as error:
         raise _Unsupported(mod, error) from error
 

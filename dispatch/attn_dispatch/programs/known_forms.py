@@ -197,5 +197,5 @@ def depends_on_distance_alone(program: ModProgram) -> bool:
 
 def is_sum_with_score(program: ModProgram) -> bool:
     """Whether the result is the score plus something that does not depend on it."""
-    found = known_form(program)
-    return found is not None and found.soft_cap is None
+    form = known_form(program)
+    return form is not None and form.soft_cap is None

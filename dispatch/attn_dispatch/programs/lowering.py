@@ -5,11 +5,9 @@ What depends neither on the score nor on both t and s, XLA computes beforehand, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
-from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.typing import ArrayLike
 
@@ -17,7 +15,7 @@ from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.nodes import (
     COMPARISONS,
     Predicate,
-    Register,
+    Tensor,
     Unsupported,
     Value,
     Writer,
@@ -29,27 +27,13 @@ _UNARY = {
     "tanh", "exp", "log", "logistic", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "abs", "ceil",
     "floor", "neg",
 }  # fmt: skip
-_BINARY = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "max",
-           "min": "min", "pow": "pow"}  # fmt: skip
+_BINARY = {"add", "add_any", "sub", "mul", "div", "max", "min", "pow"}
 _OF_INTEGERS = {"add", "sub", "mul", "max", "min", "abs", "neg"}
 
 
-def lowered(
-    mod: str, body: ClosedJaxpr, inputs: list[Value | None], writer: Writer, names: list[str]
-) -> Value:
-    """The result of a program's body as a value in the kernel.
+class NodeLowering:
+    """Gives every value of a program's body its form in the kernel."""
 
-    Args:
-      mod: "score_mod" or "mask_mod".
-      body: the body, with one result.
-      inputs: each input as a value in the kernel; None if only XLA has it.
-      writer: takes the nodes.
-      names: each input's name: x, g, b, n, t, s, or an array's.
-    """
-    return _Lowering(mod, body, inputs, writer, names).result()
-
-
-class _Lowering:
     def __init__(
         self,
         mod: str,
@@ -58,6 +42,13 @@ class _Lowering:
         writer: Writer,
         names: list[str],
     ) -> None:
+        """Args:
+        mod: "score_mod" or "mask_mod".
+        body: the body, with one result.
+        inputs: each input as a value in the kernel; None if only XLA has it.
+        writer: takes the nodes.
+        names: each input's name: x, g, b, n, t, s, or an array's.
+        """
         self._mod, self._body, self._writer = mod, body, writer
         self._scores = sum(x in ("x", "g") for x in names)
         self._values: dict[Var, Value | None] = {}
@@ -79,7 +70,7 @@ class _Lowering:
                 self._values[equation.outvars[0]] = self._operation(equation)
             except Unsupported as error:
                 if depends & {"x", "g"} or {"t", "s"} <= depends:
-                    raise with_line(error, equation) from error
+                    raise error.at(equation) from error
                 self._values |= dict.fromkeys(equation.outvars)  # as arrays that XLA computes
         return self._value(self._body.jaxpr.outvars[0])
 
@@ -100,23 +91,23 @@ class _Lowering:
     def _from_outside(self, var: Var) -> Value:
         depends = self._depends[var]
         axes = "".join(x for x in "bnts" if x in depends)
-        found = type_of(var)
-        if found.shape:
+        out = type_of(var)
+        if out.shape:
             raise Unsupported(
                 "array_by_score",
-                f"an array {found.dtype.name}{list(found.shape)} is read at a place that depends "
+                f"an array {out.dtype.name}{list(out.shape)} is read at a place that depends "
                 "on the score, or on both t and s",
             )
         jaxpr, scores = self._body.jaxpr, self._scores
         alone = jaxpr.replace(invars=jaxpr.invars[scores:], outvars=[var])
         body = inlined(ClosedJaxpr(alone, self._body.consts))
-        is_float = np.issubdtype(found.dtype, np.floating)
+        is_float = np.issubdtype(out.dtype, np.floating)
         dtype = "float32" if is_float else "int32"
         made = XlaArray(body, str(body.jaxpr), self._mod, axes, dtype)
-        register = self._writer.array(made)
-        if found.dtype != np.bool_:
-            return register
-        return Predicate("ne", (register, 0))
+        tensor = self._writer.array(made)
+        if out.dtype != np.bool_:
+            return tensor
+        return Predicate("ne", (tensor, 0))
 
     def _operation(self, equation: JaxprEqn) -> Value:
         name, kind = equation.primitive.name, _kind_of_result(equation)
@@ -140,7 +131,7 @@ class _Lowering:
         if kind == "i" and name not in _OF_INTEGERS:
             raise Unsupported("integers", f"{name} of integers")
         if name in _BINARY:
-            return writer.arithmetic(kind, _BINARY[name], *given)
+            return writer.arithmetic(kind, name.removesuffix("_any"), *given)
         if name in _UNARY:
             return writer.node(kind, name, writer.computed(given[0], kind))
         if name == "integer_pow":
@@ -157,7 +148,7 @@ class _Lowering:
             one, zero = (1.0, 0.0) if kind == "f" else (1, 0)
             return self._writer.select(x, one, zero, kind)
         if kind == "f":
-            if not isinstance(x, Register):
+            if not isinstance(x, Tensor):
                 return float(x)  # pyright: ignore[reportArgumentType]
             return self._writer.converted(self._writer.computed(x, "i"))
         raise Unsupported("conversion", f"convert_element_type from {np.dtype(dtype).name}")
@@ -219,24 +210,24 @@ def _kind_of_result(equation: JaxprEqn) -> str:
     return _kind(out.dtype)
 
 
-def _one_minus_square(writer: Writer, x: Register, kind: str) -> Register:
+def _one_minus_square(writer: Writer, x: Tensor, kind: str) -> Tensor:
     negative = writer.node(kind, "mul", writer.node(kind, "mul", x, x), -1.0)
     return writer.node(kind, "add", negative, 1.0)
 
 
-def _log1p(writer: Writer, x: Register, kind: str) -> Register:
+def _log1p(writer: Writer, x: Tensor, kind: str) -> Tensor:
     return writer.node(kind, "log", writer.node(kind, "add", x, 1.0))
 
 
-def _expm1(writer: Writer, x: Register, kind: str) -> Register:
+def _expm1(writer: Writer, x: Tensor, kind: str) -> Tensor:
     return writer.node(kind, "add", writer.node(kind, "exp", x), -1.0)
 
 
-def _exp2(writer: Writer, x: Register, kind: str) -> Register:
+def _exp2(writer: Writer, x: Tensor, kind: str) -> Tensor:
     return writer.node(kind, "exp", writer.node(kind, "mul", x, float(np.log(2.0))))
 
 
-_IN_STEPS: dict[str, Callable[[Writer, Register, str], Register]] = {
+_IN_STEPS: dict[str, Callable[[Writer, Tensor, str], Tensor]] = {
     "square": lambda writer, x, kind: writer.node(kind, "mul", x, x),
     "one_minus_square": _one_minus_square,
     "log1p": _log1p,
@@ -244,15 +235,6 @@ _IN_STEPS: dict[str, Callable[[Writer, Register, str], Register]] = {
     "exp2": _exp2,
 }
 """JAX's operations of one operand that take several of cuDNN's, or one by another name."""
-
-
-def with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
-    """The error, with the line that the operation was written in."""
-    where = source_info_util.summarize(equation.source_info)
-    found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
-    if found is None or error.line:
-        return error
-    return Unsupported(error.kind, error.text, found[1])
 
 
 def _kind(dtype: np.dtype) -> str:

@@ -15,10 +15,12 @@ selected by; there is no lookup.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 _COMMUTATIVE = {"add", "mul", "max", "min"}
 COMPARISONS = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
@@ -38,9 +40,15 @@ class Unsupported(Exception):
         self.line = line
         """The line of the program that has the operation, "model.py:7"; "" if it is unknown."""
 
+    def at(self, equation: JaxprEqn) -> Unsupported:
+        """The error, with the line that the operation was written in."""
+        where = source_info_util.summarize(equation.source_info)
+        found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
+        return self if found is None or self.line else Unsupported(self.kind, self.text, found[1])
+
 
 @dataclass(frozen=True)
-class Register:
+class Tensor:
     """A value in the kernel: a node's result, an index, the score, or an array from XLA."""
 
     name: str
@@ -61,7 +69,7 @@ class Predicate:
     operands: tuple[Value, ...]
 
 
-Value = Register | Predicate | int | float | bool
+Value = Tensor | Predicate | int | float | bool
 
 
 @dataclass(frozen=True)
@@ -132,26 +140,26 @@ class Writer:
         self._has_exact_floats = has_exact_floats
         self.lines: list[str] = []
         self.arrays: list[NodeArray] = []
-        self._known: dict[tuple[str, ...], Register] = {}
-        self._text_of: dict[Register, tuple[str, ...]] = {}
-        self._integers: dict[Register, Register] = {}
+        self._known: dict[tuple[str, ...], Tensor] = {}
+        self._text_of: dict[Tensor, tuple[str, ...]] = {}
+        self._integers: dict[Tensor, Tensor] = {}
         """The integer that each float was converted from."""
         self.t = T
         """The position of the query."""
         if first_row:
             self.t = self.node("i", "add", T, first_row)
 
-    def node(self, kind: str, operation: str, *operands: Value) -> Register:
+    def node(self, kind: str, operation: str, *operands: Value) -> Tensor:
         if self._is_past and (distance := self._distance(operation, *operands)):
             return distance
         text = (kind, operation, *(_text(x) for x in operands))
         if text not in self._known:
-            register = Register(f"{kind}{len(self._known)}", kind)
-            self.lines.append(f"{register.name} = {' '.join(text[1:])}")
-            self._known[text], self._text_of[register] = register, text
+            tensor = Tensor(f"{kind}{len(self._known)}", kind)
+            self.lines.append(f"{tensor.name} = {' '.join(text[1:])}")
+            self._known[text], self._text_of[tensor] = tensor, text
         return self._known[text]
 
-    def converted(self, x: Register) -> Register:
+    def converted(self, x: Tensor) -> Tensor:
         """A whole number as a float."""
         if self._has_exact_floats and (distance := self._float_distance(x)):
             return distance
@@ -159,7 +167,7 @@ class Writer:
         self._integers[number] = x
         return number
 
-    def _float_distance(self, x: Register) -> Register | None:
+    def _float_distance(self, x: Tensor) -> Tensor | None:
         """A difference of positions, or its absolute value, computed in floats.
 
         A position is then converted once for a row, or a column, of scores: a forward pass with
@@ -167,10 +175,10 @@ class Writer:
         """
         match self._text_of.get(x):
             case ("i", "abs", inner):
-                distance = self._float_distance(Register(inner, "i"))
+                distance = self._float_distance(Tensor(inner, "i"))
                 return None if distance is None else self.node("f", "abs", distance)
             case ("i", "sub", *both) if all(map(self._is_position, both)):
-                floats = (self.node("f", "convert", Register(y, "i")) for y in both)
+                floats = (self.node("f", "convert", Tensor(y, "i")) for y in both)
                 return self.node("f", "sub", *floats)
             case _:
                 return None
@@ -179,13 +187,13 @@ class Writer:
         """Whether the value is t or s, or one of them plus a constant of at most 2^22."""
         if name in (T.name, S.name):
             return True
-        match self._text_of.get(Register(name, "i")):
+        match self._text_of.get(Tensor(name, "i")):
             case ("i", "add", inner, number) if number.startswith("#"):
                 return abs(int(number[1:])) <= 2**22 and self._is_position(inner)
             case _:
                 return False
 
-    def _distance(self, operation: str, *operands: Value) -> Register | None:
+    def _distance(self, operation: str, *operands: Value) -> Tensor | None:
         """t - s in place of |t - s|, |s - t| or max(t - s, 0): the same where no key is after t."""
         signs = {("abs", "sub t s"): (), ("abs", "sub s t"): (), ("max", "sub t s"): (0,)}
         for (name, inner), others in signs.items():
@@ -195,8 +203,8 @@ class Writer:
                 return self.node("i", "sub", self.t, S)
         return None
 
-    def array(self, array: NodeArray) -> Register:
-        """A register for an array.
+    def array(self, array: NodeArray) -> Tensor:
+        """A tensor for an array.
 
         cuDNN reads arrays correctly by n, by t, and by b and t; by s in the forward pass alone
         (H200, 9.19, 9.28).
@@ -215,18 +223,18 @@ class Writer:
         kind = "f" if array.dtype == "float32" else "i"
         if array not in self.arrays:
             self.arrays.append(array)
-        return Register(f"o{self.arrays.index(array)}", kind)
+        return Tensor(f"o{self.arrays.index(array)}", kind)
 
-    def computed(self, x: Value, kind: str) -> Register:
+    def computed(self, x: Value, kind: str) -> Tensor:
         """x as a value computed in the kernel, which the first operand of a node must be."""
-        if isinstance(x, Register) and x.is_computed:
+        if isinstance(x, Tensor) and x.is_computed:
             return x
         zero = self.node("i", "mul", T, 0)
         if kind == "f":
             zero = self.converted(zero)
         return self.node(kind, "add", zero, x)
 
-    def arithmetic(self, kind: str, operation: str, x: Value, y: Value) -> Register:
+    def arithmetic(self, kind: str, operation: str, x: Value, y: Value) -> Tensor:
         if (operation in ("add", "sub") and y == 0) or (operation in ("mul", "div") and y == 1):
             return self.computed(x, kind)
         if (operation == "add" and x == 0) or (operation == "mul" and x == 1):
@@ -239,18 +247,18 @@ class Writer:
             return self.node(kind, operation, self.computed(x, kind), y)
         return self._with_second_computed(kind, operation, x, y)
 
-    def _product_of_integer(self, x: Value, y: Value) -> Register | None:
+    def _product_of_integer(self, x: Value, y: Value) -> Tensor | None:
         """The product where just one factor is computed, from an integer; else None.
 
         It takes that integer without conversion: ALiBi's distances.
         """
         for one, other in ((x, y), (y, x)):
-            if isinstance(one, Register) and one in self._integers and _is_computed(one):
+            if isinstance(one, Tensor) and one in self._integers and _is_computed(one):
                 if not _is_computed(other):
                     return self.node("f", "mul", self._integers[one], other)
         return None
 
-    def _with_second_computed(self, kind: str, operation: str, x: Value, y: Value) -> Register:
+    def _with_second_computed(self, kind: str, operation: str, x: Value, y: Value) -> Tensor:
         """An operation whose second operand alone is computed, which a node must have first."""
         if operation in _COMMUTATIVE:
             return self.node(kind, operation, y, x)
@@ -276,29 +284,29 @@ class Writer:
             return self.select(operands[0], self.select(operands[1], yes, no, kind), no, kind)
         if operation == "or":
             return self.select(operands[0], yes, self.select(operands[1], yes, no, kind), kind)
-        is_ready = isinstance(yes, Register) and yes.is_computed
-        if not is_ready and isinstance(no, Register) and no.is_computed:
+        is_ready = isinstance(yes, Tensor) and yes.is_computed
+        if not is_ready and isinstance(no, Tensor) and no.is_computed:
             yes, no, operation = no, yes, COMPARISONS[operation]
         return self.node(
             kind, "select", self.computed(yes, kind), no, self._compared(operation, *operands)
         )
 
-    def _compared(self, operation: str, x: Value, y: Value) -> Register:
-        if not (isinstance(x, Register) and x.is_computed):
+    def _compared(self, operation: str, x: Value, y: Value) -> Tensor:
+        if not (isinstance(x, Tensor) and x.is_computed):
             x, y, operation = y, x, _MIRRORED[operation]
         return self.node("p", operation, self.computed(x, "i"), y)
 
-    def result(self, x: Value) -> Register:
+    def result(self, x: Value) -> Tensor:
         """x as the result of the last node written."""
         computed = self.computed(x, "f")
         if not self.lines or not self.lines[-1].startswith(f"{computed.name} ="):
-            last = Register(f"f{len(self._known)}", "f")
+            last = Tensor(f"f{len(self._known)}", "f")
             self.lines.append(f"{last.name} = add {computed.name} #0.0")
             self._known[(last.name,)] = last
             return last
         return computed
 
-    def needed(self, result: Register) -> list[str]:
+    def needed(self, result: Tensor) -> list[str]:
         """The nodes that a result depends on: cuDNN would return one that no node reads."""
         wanted, needed = {result.name}, list[str]()
         for line in reversed(self.lines):
@@ -309,12 +317,12 @@ class Writer:
         return needed[::-1]
 
 
-SCORE, GRADIENT = Register("x", "f"), Register("g", "f")
-T, S = Register("t", "i"), Register("s", "i")
+SCORE, GRADIENT = Tensor("x", "f"), Tensor("g", "f")
+T, S = Tensor("t", "i"), Tensor("s", "i")
 
 
 def _is_computed(x: Value) -> bool:
-    return isinstance(x, Register) and x.is_computed
+    return isinstance(x, Tensor) and x.is_computed
 
 
 def _has_reciprocal(x: float) -> bool:
@@ -332,7 +340,7 @@ def may_be_nan(lines: list[str]) -> bool:
 
 
 def _text(x: Value) -> str:
-    if isinstance(x, Register):
+    if isinstance(x, Tensor):
         return x.name
     assert not isinstance(x, Predicate)
     return f"#{x}" if isinstance(x, int) else f"#{np.float32(x)!s}"

@@ -43,10 +43,10 @@ def may_attend(program: ModProgram, b: _Known, n: _Known, t: _Known, s: _Known) 
     with np.errstate(all="ignore"):
         for equation in jaxpr.eqns:
             try:
-                found = _computed(equation, [read(x) for x in equation.invars])
+                value = _computed(equation, [read(x) for x in equation.invars])
             except (ArithmeticError, TypeError, ValueError):  # of a form that is not foreseen here
-                found = None
-            values |= {x: _unknown(x) if found is None else found for x in equation.outvars}
+                value = None
+            values |= {x: _unknown(x) if value is None else value for x in equation.outvars}
     may = _bounds(read(jaxpr.outvars[0])).high
     return np.broadcast_to(np.asarray(may, bool), np.broadcast_shapes(*map(np.shape, (b, n, t, s))))
 
@@ -142,8 +142,8 @@ _WHERE: Callable[..., _Known] = np.where
 
 def _quotient(x: _Known, y: _Known) -> _Known:
     """Rounds toward zero; by zero it is -1, as in XLA."""
-    found = np.floor_divide(np.abs(x), np.maximum(np.abs(y), 1))
-    return _WHERE(np.equal(y, 0), -1, np.multiply(np.multiply(np.sign(x), np.sign(y)), found))
+    quotient = np.floor_divide(np.abs(x), np.maximum(np.abs(y), 1))
+    return _WHERE(np.equal(y, 0), -1, np.multiply(np.multiply(np.sign(x), np.sign(y)), quotient))
 
 
 def _remainder(x: _Known, y: _Known) -> _Known:

@@ -12,7 +12,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from attn_dispatch.programs import scalar_operations
 from attn_dispatch.programs.array_views import View
 from attn_dispatch.programs.inlining import results_of
-from attn_dispatch.programs.lowering import with_line
 from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.programs.scalar_code import Code, Register, Scalar
 from attn_dispatch.typed_jax import type_of
@@ -41,7 +40,7 @@ class _Lowering:
             try:
                 self._values[equation.outvars[0]] = self._result_of(equation)
             except Unsupported as error:
-                raise with_line(error, equation) from error
+                raise error.at(equation) from error
         return self._scalar(self._jaxpr.outvars[0])
 
     def _result_of(self, equation: JaxprEqn) -> Value:
@@ -49,12 +48,12 @@ class _Lowering:
         if len(equation.outvars) > 1:
             raise _unknown(name)
         if name in _OF_ARRAYS:
-            found = _OF_ARRAYS[name](self, equation, params)
-            if found is None:
+            result = _OF_ARRAYS[name](self, equation, params)
+            if result is None:
                 raise Unsupported(
                     "arrays", f"{name} makes an array; only single elements of arrays can be read"
                 )
-            return found
+            return result
         if name in ("copy", "copy_p", "stop_gradient", "optimization_barrier"):
             return self._value(equation.invars[0])
         if name == "convert_element_type" and (whole := self._converted_view(equation)):
@@ -70,17 +69,17 @@ class _Lowering:
         given = [self._scalar(x) for x in equation.invars]
         if not any(isinstance(x, Register) for x in given):
             return self._constant(equation)
-        found = scalar_operations.of(name, self._code, kind, given, params)
-        if found is None:
+        result = scalar_operations.of(name, self._code, kind, given, params)
+        if result is None:
             raise _unknown(name)
-        return found
+        return result
 
     def _constant(self, equation: JaxprEqn) -> Scalar:
         """The result of an operation on constants."""
         given = [np.asarray(self._scalar(x), type_of(x).dtype) for x in equation.invars]
         with jax.ensure_compile_time_eval():
-            (found,) = results_of(equation.primitive, given, equation.params)  # pyright: ignore[reportArgumentType]
-        return _number(np.asarray(found))
+            (result,) = results_of(equation.primitive, given, equation.params)  # pyright: ignore[reportArgumentType]
+        return _number(np.asarray(result))
 
     def _value(self, x: Var | Literal) -> Value:
         return _number(np.asarray(x.val)) if isinstance(x, Literal) else self._values[x]
@@ -134,8 +133,8 @@ class _Lowering:
         if len(axes) != len(value.axes) or value.extents != type_of(equation.invars[0]).shape:
             return None
         starts = [places[axes.index(i)] for i in range(len(axes))]
-        found = value.cut(starts, [1] * len(starts))
-        return None if found is None else self._filled(found, starts, params)
+        element = value.cut(starts, [1] * len(starts))
+        return None if element is None else self._filled(element, starts, params)
 
     def _filled(
         self, view: View, starts: Sequence[Scalar], params: Mapping[str, object]
@@ -159,11 +158,11 @@ class _Lowering:
         """squeeze, reshape, broadcast_in_dim: the same elements in another shape."""
         value, shape = self._value(equation.invars[0]), type_of(equation.outvars[0]).shape
         if isinstance(value, View):
-            found = value.shaped(len(shape))
-            if found is not None and not shape:
-                return found.element(self._code)
+            part = value.shaped(len(shape))
+            if part is not None and not shape:
+                return part.element(self._code)
             is_same = type_of(equation.invars[0]).size == type_of(equation.outvars[0]).size
-            return found if is_same else None
+            return part if is_same else None
         elements = value if isinstance(value, tuple) else (value,)
         if shape == ():
             return elements[0]
@@ -171,11 +170,11 @@ class _Lowering:
 
     def concatenate(self, equation: JaxprEqn, params: Mapping[str, object]) -> Value | None:
         """Places along several axes, as gather takes them."""
-        found: list[Scalar] = []
+        places: list[Scalar] = []
         for x in equation.invars:
             part = self._value(x)
-            found += part if isinstance(part, tuple) else (self._scalar(x),)
-        return tuple(found)
+            places += part if isinstance(part, tuple) else (self._scalar(x),)
+        return tuple(places)
 
 
 class _Dimensions(Protocol):

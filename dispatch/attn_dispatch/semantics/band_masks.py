@@ -11,8 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.diagonal import static_offset
-from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics.diagonal import KeyBand, static_offset
 from attn_dispatch.semantics.mask_spec import mask_operands
 from attn_dispatch.semantics.tile_lists import TileGrid
 

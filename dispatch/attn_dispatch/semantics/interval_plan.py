@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import mask_data
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.intervals import has_intervals
-from attn_dispatch.semantics.key_bands import KeyBand
 from attn_dispatch.semantics.tile_lists import TileGrid, TileSizes
 
 _MAX_LISTS_BYTES = 2**28
@@ -43,7 +43,7 @@ def band_of(spec: AttentionSpec) -> KeyBand:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _TiledCall:
     spec: AttentionSpec
     tiles: PlanTiles
 
@@ -53,7 +53,7 @@ class _Planned:
         return lists_bytes(self.spec, self.tiles)[int(self.spec.is_backward)]
 
 
-_LISTS = Rule[_Planned](
+_LISTS = Rule[_TiledCall](
     "mask/lists_bytes",
     lambda call: call.bytes > _MAX_LISTS_BYTES,
     f"lists of tiles of {{bytes:,}} bytes; at most {_MAX_LISTS_BYTES:,} are made",
@@ -72,4 +72,4 @@ def _remedy(spec: AttentionSpec) -> str:
 def not_supported_reasons(spec: AttentionSpec, tiles: PlanTiles) -> tuple[Reason, ...]:
     """Every reason why a call has no plan."""
     reasons = mask_data.not_supported_reasons(spec)
-    return reasons or broken((_LISTS,), _Planned(spec, tiles))
+    return reasons or broken((_LISTS,), _TiledCall(spec, tiles))

@@ -1,9 +1,9 @@
 """The mask of a call as intervals: at most two ranges of keys for each query.
 
 Lengths, sequences, causality and windows leave each query one range of keys, its span. A mask_mod
-may leave two ranges of the span, whose ends are numbers of the query (programs/key_sets.py). So no
-pair is computed: time and memory are O(B · T), also at a million tokens. All other masks are bits
-(mask_bits.py).
+may leave two ranges of the span, whose ends are numbers of the query (programs/key_ranges.py). So
+no pair is computed: time and memory are O(B · T), also at a million tokens. All other masks are
+bits (mask_bits.py).
 
 Rows of intervals are int32 [1|B, T, 4], (start, length, start, length), in a normal form: the first
 interval is before the second, with at least one key between them. An empty interval is (0, 0), and
@@ -23,7 +23,7 @@ from jax import lax
 from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.bounded_numbers import Number
-from attn_dispatch.programs.key_sets import KeySet, key_set
+from attn_dispatch.programs.key_ranges import KeySet, key_set
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.diagonal import Numbers, diagonal_of
@@ -56,7 +56,7 @@ def _terms(spec: AttentionSpec) -> KeySet | None:
     if spec.num_heads > 1 and "n" in axes_of(program):
         return None
     terms = key_set(program)
-    if terms is None or len(terms) > MOST_INTERVALS or any(x.equal for x in terms):
+    if terms is None or len(terms) > MOST_INTERVALS:
         return None
     return terms
 

@@ -1,7 +1,8 @@
 """The mask of a call as one bit a pair, for masks that are not known to be intervals of keys.
 
 Bits are uint32 [1|B, 1|N, T, W]: key s of a query is bit s % 32 of word s // 32. Bits past the last
-key are 0. Padding queries, and those of invalid rows (invalid_values.py), have none.
+key are 0. Padding queries, and those of invalid rows (invalid_values.py), have none. Kernels
+compute the tiles of pairs with some bit, which are found from the bits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from attn_dispatch.programs.program import axes_of
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.tile_bits import BITS, packed
+from attn_dispatch.semantics.tile_lists import TileGrid, TileLists, lists_of_tiles
 from attn_dispatch.typed_jax import mapped
 
+_NONE, _ALL = np.uint32(0), np.uint32(2**BITS - 1)
 _BLOCK_PAIRS = 2**26
 """The most pairs whose mask is computed at once, unless one row of all heads has more."""
 
@@ -110,3 +113,46 @@ def _packed(seen: jax.Array, words: int) -> jax.Array:
     """The words of pairs, bool [..., S]."""
     padding = [(0, 0)] * (seen.ndim - 1) + [(0, words * BITS - seen.shape[-1])]
     return packed(jnp.pad(seen, padding))
+
+
+def bit_lists(bits: jax.Array, grid: TileGrid, *, is_backward: bool) -> TileLists:
+    """The lists of a mask, uint32 [1|B, 1|N, T, W], as in `forward_lists` and `backward_lists`.
+
+    The grid has no band.
+    """
+    batch, heads, _, _ = bits.shape
+    some, every = (x.reshape(batch * heads, *x.shape[2:]) for x in _seen(bits, grid))
+    if is_backward:
+        some, every = some.swapaxes(1, 2), every.swapaxes(1, 2)
+    made = lists_of_tiles(some, every).arrays
+    return TileLists(*(x.reshape(batch, heads, *x.shape[2:]) for x in made))
+
+
+def _seen(bits: jax.Array, grid: TileGrid) -> tuple[jax.Array, jax.Array]:
+    """Whether some, and whether all, pairs of a tile are seen, bool [1|B, 1|N, query tiles, key
+    tiles]. Only the first step, over the queries of a tile, reads all bits."""
+    batch, heads, queries, count = bits.shape
+    # Repeated, the last query alters neither.
+    padding = grid.query_tiles * grid.tile.queries - queries
+    rows = jnp.pad(bits, ((0, 0), (0, 0), (0, padding), (0, 0)), mode="edge")
+    rows = rows.reshape(batch, heads, grid.query_tiles, grid.tile.queries, count)
+    union = lax.reduce(rows, _NONE, lax.bitwise_or, (3,))
+    intersection = lax.reduce(rows, _ALL, lax.bitwise_and, (3,))
+    words, wanted = _words(grid)
+    wanted = wanted[None, None, None]
+    some = (union[..., words] & wanted) != 0
+    every = (intersection[..., words] | ~wanted) == _ALL
+    return some.any(axis=-1), every.all(axis=-1)
+
+
+def _words(grid: TileGrid) -> tuple[np.ndarray, np.ndarray]:
+    """The words that have keys of each tile, and which of their bits these are: [key tiles, W]."""
+    begin = np.arange(grid.key_tiles)[:, None] * grid.tile.keys
+    end = np.minimum(begin + grid.tile.keys, grid.keys)
+    most = (grid.tile.keys - 2) // BITS + 2 if grid.tile.keys % BITS else grid.tile.keys // BITS
+    word = begin // BITS + np.arange(most)
+    key = word[..., None] * BITS + np.arange(BITS)
+    is_of_tile = (key >= begin[..., None]) & (key < end[..., None])
+    wanted = (is_of_tile << np.arange(BITS, dtype=np.uint64)).sum(axis=-1).astype(np.uint32)
+    last = -(-grid.keys // BITS) - 1
+    return np.minimum(word, last), wanted

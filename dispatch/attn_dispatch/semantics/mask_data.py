@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics import intervals, mask_bits
-from attn_dispatch.semantics.bit_tiles import bit_lists
 from attn_dispatch.semantics.common_rules import EMPTY
 from attn_dispatch.semantics.intervals import has_intervals
 from attn_dispatch.semantics.segment_runs import table_size
@@ -45,7 +44,7 @@ def has_bits(mask: jax.Array) -> bool:
 def mask_lists(mask: jax.Array, grid: TileGrid, ends: Ends, *, is_backward: bool) -> TileLists:
     """The lists of tiles of one direction, from the ends of the call's band."""
     if has_bits(mask):
-        return bit_lists(mask, grid, is_backward=is_backward)
+        return mask_bits.bit_lists(mask, grid, is_backward=is_backward)
     return (backward_lists if is_backward else forward_lists)(mask, grid, ends)
 
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from attn_dispatch.call.operands import mod_operands
+from attn_dispatch.programs.inlining import is_narrow, with_wide_reads
 from attn_dispatch.programs.known_forms import depends_on_distance_alone
 from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import ModProgram, reads_by_key
-from attn_dispatch.programs.wide_reads import is_narrow, with_wide_reads
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.typed_jax import evaluated
 

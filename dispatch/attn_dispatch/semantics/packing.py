@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.given_ids import SIDES, full_length, row_lengths
-from attn_dispatch.semantics.row_ids import RowIds, cu_seqlens_of, invalid_sequences, search
+from attn_dispatch.semantics.row_ids import RowIds, cu_seqlens_of, invalid_sequences
 from attn_dispatch.semantics.segment_runs import SegmentRuns
 
 
@@ -62,41 +61,6 @@ class SequenceRanges:
     def real_keys(self) -> jax.Array:
         """bool [B, S]."""
         return self.sequence_of_key > 0
-
-
-@dataclass(frozen=True)
-class Runs:
-    """A searchable form of rows of ids in which each id's places are one run (see `RowIds`)."""
-
-    ascending: jax.Array
-    """int32 [B, L]: the ids, where padding repeats the id before it."""
-    real_before: jax.Array
-    """int32 [B, L + 1]: how many of the first l places are not padding."""
-
-    @staticmethod
-    def of(ids: jax.Array) -> Runs:
-        counted = jnp.cumsum(ids > 0, axis=1, dtype=jnp.int32)
-        return Runs(lax.cummax(ids, axis=1), jnp.pad(counted, ((0, 0), (1, 0))))
-
-    def find(self, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """For each id [B, M]: where its run starts, and how long it is (0 where there is none)."""
-
-        def index(side: str) -> jax.Array:
-            return search(self.ascending, ids, side)
-
-        def before(index: jax.Array) -> jax.Array:
-            return jnp.take_along_axis(self.real_before, index, axis=1, mode="promise_in_bounds")
-
-        first, end = index("left"), index("right")
-        return first, before(end) - before(first)
-
-    def positions(self, ids: jax.Array) -> jax.Array:
-        """int32 [B, L]: each place's position in its run. `ids` are the same as in `of`."""
-        return lax.broadcasted_iota(jnp.int32, (1, ids.shape[1]), 1) - self.find(ids)[0]
-
-    def count(self, ids: jax.Array) -> jax.Array:
-        """The number of places of each id [B, M]."""
-        return self.find(ids)[1]
 
 
 def flat_starts(starts: jax.Array, length: int) -> jax.Array:

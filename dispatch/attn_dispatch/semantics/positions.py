@@ -15,11 +15,9 @@ from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.diagonal import Numbers, diagonal_of
-from attn_dispatch.semantics.given_ids import row_lengths
-from attn_dispatch.semantics.packing import Runs
+from attn_dispatch.semantics.given_ids import iota, row_lengths
 from attn_dispatch.semantics.pair_indices import PairIndices
-from attn_dispatch.semantics.ranks import Ranks
-from attn_dispatch.semantics.row_ids import RowIds
+from attn_dispatch.semantics.row_ids import RowIds, search
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Positions:
             return Positions(query_ids, key_ids, None, None)
         if query_ids is not None and key_ids is not None and spec.is_packed:
             return _inside_segments(spec, operands, query_ids, key_ids)
-        diagonal, keys = _iota(spec.seq_len_q), _iota(spec.seq_len_kv)
+        diagonal, keys = iota(spec.seq_len_q), iota(spec.seq_len_kv)
         indices = PairIndices.of(spec, operands, diagonal, keys)
         diagonal = diagonal_of(spec, operands, diagonal, lambda: _more_keys(spec, operands))
         return Positions(query_ids, key_ids, diagonal, keys, indices)
@@ -85,10 +83,6 @@ def _needs_positions(spec: AttentionSpec) -> bool:
     return spec.has_diagonal or spec.has("mods_start")
 
 
-def _iota(length: int) -> jax.Array:
-    return lax.broadcasted_iota(jnp.int32, (1, length), 1)
-
-
 def _ids(
     spec: AttentionSpec, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array | None, jax.Array | None]:
@@ -108,7 +102,7 @@ def _inside_segments(
 ) -> Positions:
     """Positions counted inside each segment, with the bottom-right offset of each segment."""
     is_any_order = spec.has("query_segment_ids") and spec.meaning.max_segments is None
-    of = Ranks.of if is_any_order else Runs.of
+    of = _IdRanks.of if is_any_order else _IdRuns.of
     queries, keys = of(query_ids), of(key_ids)
     diagonal, key_positions = queries.positions(query_ids), keys.positions(key_ids)
     indices = PairIndices.of(spec, operands, diagonal, key_positions, query_ids)
@@ -116,3 +110,62 @@ def _inside_segments(
         spec, operands, diagonal, lambda: keys.count(query_ids) - queries.count(query_ids)
     )
     return Positions(query_ids, key_ids, diagonal, key_positions, indices)
+
+
+@dataclass(frozen=True)
+class _IdRuns:
+    """Rows of ids whose places are one run for each id (see `RowIds`), to be searched."""
+
+    ascending: jax.Array
+    """int32 [B, L]: the ids, where padding repeats the id before it."""
+    real_before: jax.Array
+    """int32 [B, L + 1]: how many of the first l places are not padding."""
+
+    @staticmethod
+    def of(ids: jax.Array) -> _IdRuns:
+        counted = jnp.cumsum(ids > 0, axis=1, dtype=jnp.int32)
+        return _IdRuns(lax.cummax(ids, axis=1), jnp.pad(counted, ((0, 0), (1, 0))))
+
+    def find(self, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """For each id [B, M]: where its run starts, and how long it is (0 where there is none)."""
+
+        def index(side: str) -> jax.Array:
+            return search(self.ascending, ids, side)
+
+        def before(index: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(self.real_before, index, axis=1, mode="promise_in_bounds")
+
+        first, end = index("left"), index("right")
+        return first, before(end) - before(first)
+
+    def positions(self, ids: jax.Array) -> jax.Array:
+        """int32 [B, L]: each place's position in its run. `ids` are the same as in `of`."""
+        return iota(ids.shape[1]) - self.find(ids)[0]
+
+    def count(self, ids: jax.Array) -> jax.Array:
+        """The number of places of each id [B, M]."""
+        return self.find(ids)[1]
+
+
+@dataclass(frozen=True)
+class _IdRanks:
+    """Rows of ids whose places may stand in any order, sorted."""
+
+    ascending: jax.Array
+    """int32 [B, L]: the sorted ids."""
+    rank: jax.Array
+    """int32 [B, L]: where sorting puts each place; equal ids keep their order."""
+
+    @staticmethod
+    def of(ids: jax.Array) -> _IdRanks:
+        order = jnp.argsort(ids, axis=1, stable=True)
+        rank = jnp.argsort(order, axis=1).astype(jnp.int32)
+        return _IdRanks(jnp.take_along_axis(ids, order, axis=1), rank)
+
+    def positions(self, ids: jax.Array) -> jax.Array:
+        """int32 [B, L]: how many earlier places have the same id. `ids` are the same as in `of`."""
+        return self.rank - search(self.ascending, ids, "left")
+
+    def count(self, ids: jax.Array) -> jax.Array:
+        """The number of places of each id [B, M]."""
+        return search(self.ascending, ids, "right") - search(self.ascending, ids, "left")

@@ -4,7 +4,7 @@ A kernel computes tiles of queries and keys. For each tile of one side, a list n
 the other side that are seen in part, whose pairs need the mask, and another one those seen in full.
 Nobody sees the rest, and kernels skip it.
 
-Time and memory are those of the rows and of the lists. Where a static band (key_bands.py) holds the
+Time and memory are those of the rows and of the lists. Where a static band (diagonal.py) holds the
 mask, lists are as long as the band is wide. Else they have an entry for every tile.
 
 The program that makes lists does not depend on the mask: the ends of its band are operands, and
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from attn_dispatch.semantics.key_bands import KeyBand
+from attn_dispatch.semantics.diagonal import KeyBand
 from attn_dispatch.semantics.tile_bits import (
     BITS,
     any_and_all,

@@ -43,7 +43,7 @@ from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.invalid_values import without_nan_lse
-from attn_dispatch.semantics.sinks_grad import sinks_grad
+from attn_dispatch.semantics.sinks import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch.semantics.wider_arrays import pad_last
 from attn_dispatch_tools.verify import draws

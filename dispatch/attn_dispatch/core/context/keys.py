@@ -15,8 +15,7 @@ from jax import lax
 
 from attn_dispatch.call.context import Context
 from attn_dispatch.core.context.device_call import Arrays, DeviceCall, wide
-from attn_dispatch.semantics.sinks_afterwards import with_sinks
-from attn_dispatch.semantics.sinks_grad import sinks_grad
+from attn_dispatch.semantics.sinks import sinks_grad, with_sinks
 
 
 def compute(device: DeviceCall) -> Arrays:

@@ -17,7 +17,7 @@ from jax import lax
 
 from attn_dispatch.core.context import keys
 from attn_dispatch.core.context.device_call import Arrays, DeviceCall, alike
-from attn_dispatch.semantics.sinks_afterwards import with_sinks
+from attn_dispatch.semantics.sinks import with_sinks
 
 _POOLS = ("key_pages", "value_pages")
 

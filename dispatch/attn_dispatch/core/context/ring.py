@@ -34,8 +34,7 @@ from attn_dispatch.core.context.device_call import (
 from attn_dispatch.core.context.documents import Documents, sent
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.row_flags import cleared_by_xla
-from attn_dispatch.semantics.sinks_afterwards import with_sinks
-from attn_dispatch.semantics.sinks_grad import sinks_grad
+from attn_dispatch.semantics.sinks import sinks_grad, with_sinks
 
 S = TypeVar("S")
 Number = int | jax.Array

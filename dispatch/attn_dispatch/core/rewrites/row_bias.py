@@ -27,8 +27,7 @@ from attn_dispatch.core.rewrites.rewrite import (
 )
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.real_rows import NO_WEIGHT
-from attn_dispatch.semantics.sinks_afterwards import with_sinks
-from attn_dispatch.semantics.sinks_grad import delta_of, sinks_grad
+from attn_dispatch.semantics.sinks import delta_of, sinks_grad, with_sinks
 from attn_dispatch.semantics.sums import sum_like
 
 

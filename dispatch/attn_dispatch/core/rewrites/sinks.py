@@ -1,4 +1,4 @@
-"""Sinks taken into out and lse after the kernel (semantics/sinks_afterwards.py).
+"""Sinks taken into out and lse after the kernel (semantics/sinks.py).
 
 The backward kernel needs no sinks if it is given out' and lse', because exp(score - lse') are the
 probabilities.
@@ -20,8 +20,7 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     gradients_without,
 )
-from attn_dispatch.semantics.sinks_afterwards import with_sinks
-from attn_dispatch.semantics.sinks_grad import sinks_grad
+from attn_dispatch.semantics.sinks import sinks_grad, with_sinks
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:

@@ -1,5 +1,6 @@
-"""The gradient of sinks, from the residuals of a forward pass. A sink's value vector is 0.
+"""Sinks, taken into a call's results, and their gradient. The value of a sink is a vector of 0:
 
+lse' = log(exp(lse) + exp(sink))        out' = out · exp(lse - lse')
 d sink = Σ exp(sink - lse) · (dlse - delta)        delta = Σ out · dout
 """
 
@@ -38,3 +39,15 @@ def delta_of(operands: Mapping[str, jax.Array]) -> jax.Array:
     """Σ out · dout over the columns of value, float32 [B, N, T]."""
     products = operands["out"].astype(jnp.float32) * operands["out_grad"].astype(jnp.float32)
     return jnp.swapaxes(products.sum(axis=-1), 1, 2)
+
+
+def with_sinks(results: Mapping[str, jax.Array], sinks: jax.Array) -> dict[str, jax.Array]:
+    """The results of a call without sinks, with `sinks` [..., N] taken into out and lse."""
+    out, lse = results["out"], results["lse"]
+    is_padding = lse == -jnp.inf
+    whole = jnp.where(is_padding, -jnp.inf, jnp.logaddexp(lse, sinks.astype(lse.dtype)[..., None]))
+    share = jnp.where(is_padding, 0, jnp.exp(lse - jnp.where(is_padding, 0, whole)))
+    out = (out.astype(lse.dtype) * share.swapaxes(-1, -2)[..., None]).astype(out.dtype)
+    # Without a barrier XLA may use out from before it was rounded. But gradients are computed from
+    # out as it is returned.
+    return dict(results) | {"out": jax.lax.optimization_barrier(out), "lse": whole}
