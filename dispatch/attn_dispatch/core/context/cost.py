@@ -82,13 +82,13 @@ class SpreadCall:
         return self.is_causal and self.window is None
 
     @property
-    def is_packed(self) -> bool:
+    def has_documents(self) -> bool:
         """Whether a row of the batch has several documents."""
         return self.longest is not None and self.longest < self.keys
 
     def unbalanced(self, devices: int) -> float:
         """The busiest device's work over the mean, where devices have different rows."""
-        if not self.is_packed or not self.is_uneven or self.order == "documents":
+        if not self.has_documents or not self.is_uneven or self.order == "documents":
             return 1
         return max(x for least, x in PACKED_IMBALANCE.items() if devices >= least)
 

@@ -131,7 +131,7 @@ def _heads(case: _Case) -> Pass:
     call, number = case.call, case.number
     if call.kv_heads % number == 0:
         return _exchanged(case, case.rows + case.keys)
-    found, shares = _exchanged(case, case.rows), call.kv_bytes * (number - 1) / number
+    total, shares = _exchanged(case, case.rows), call.kv_bytes * (number - 1) / number
     exposed = all_gather(call.kv_bytes / number, case.hardware)
     memory = call.kv_bytes
     if case.is_backward:  # an all-reduce sends as much as a reduce-scatter and a gather
@@ -140,7 +140,7 @@ def _heads(case: _Case) -> Pass:
         exposed += 2 * all_gather(sums / number, case.hardware)
         memory += sums
     return replace(
-        found, sent=found.sent + shares, exposed=found.exposed + exposed, gathered=memory
+        total, sent=total.sent + shares, exposed=total.exposed + exposed, gathered=memory
     )
 
 
@@ -151,20 +151,20 @@ def _exchanged(case: _Case, moved: float) -> Pass:
     return Pass(sent, case.flops, compute, all_to_all(sent, case.hardware))
 
 
-def _in_zigzag(case: _Case, found: Pass, moved: float, number: int) -> Pass:
+def _in_zigzag(case: _Case, total: Pass, moved: float, number: int) -> Pass:
     """The pass after its rows were put into zigzag order, if late ones see more keys.
 
     Args:
       case: the call.
-      found: the pass in zigzag order.
+      total: the pass in zigzag order.
       moved: the bytes of a device that the exchange is of; they are sent in two hops.
       number: the devices among which they are.
     """
     if not case.call.is_uneven or case.call.order != "contiguous":
-        return found
+        return total
     sent = moved * (number - 1) / number
-    exposed = found.exposed + 2 * hop(sent / 2, case.hardware)
-    return replace(found, sent=found.sent + sent, exposed=exposed)
+    exposed = total.exposed + 2 * hop(sent / 2, case.hardware)
+    return replace(total, sent=total.sent + sent, exposed=exposed)
 
 
 def _gather(case: _Case) -> Pass:
@@ -185,20 +185,20 @@ def _gather(case: _Case) -> Pass:
     memory = call.kv_bytes
     if case.is_backward:  # keys, their gradients as a kernel writes them, and those in float32
         memory = 2 * call.kv_bytes + call.kv_gradient_bytes
-    found = Pass(sent, flops, case.kernels(flops), exposed, gathered=memory)
-    return _in_zigzag(case, found, case.rows, case.number)
+    total = Pass(sent, flops, case.kernels(flops), exposed, gathered=memory)
+    return _in_zigzag(case, total, case.rows, case.number)
 
 
 def _ring(case: _Case) -> Pass:
     """Keys sent on while a device computes with them; backward, their gradients follow."""
-    found = _in_zigzag(case, _rings(case, case.number), case.rows + case.keys, case.number)
-    return _as_measured(case.call, found)
+    total = _in_zigzag(case, _rings(case, case.number), case.rows + case.keys, case.number)
+    return _as_measured(case.call, total)
 
 
-def _as_measured(call: SpreadCall, found: Pass) -> Pass:
+def _as_measured(call: SpreadCall, total: Pass) -> Pass:
     """A strategy with rings, and what packed documents take beside the work that is modelled."""
-    more = PACKED_RINGS[call.order] - 1 if call.is_packed else 0.0
-    return replace(found, compute=found.compute + more * found.seconds)
+    more = PACKED_RINGS[call.order] - 1 if call.has_documents else 0.0
+    return replace(total, compute=total.compute + more * total.seconds)
 
 
 def _rings(case: _Case, number: int) -> Pass:
@@ -244,13 +244,13 @@ def _heads_and_ring(case: _Case) -> Pass:
     moved = case.rows + case.keys
     sent = moved * (heads - 1) / heads
     rings = _rings(case, ring)
-    found = replace(
+    total = replace(
         rings,
         sent=rings.sent + sent,
         compute=rings.compute + case.copies(4 * moved),
         exposed=rings.exposed + all_to_all(sent, case.hardware, Devices(heads)),
     )
-    return _as_measured(case.call, _in_zigzag(case, found, moved, ring))
+    return _as_measured(case.call, _in_zigzag(case, total, moved, ring))
 
 
 def split(call: SpreadCall, devices: Devices) -> tuple[int, int] | None:
@@ -314,11 +314,11 @@ def cost(
         reasons = (*known.get("ring", ()), *broken((_NO_GROUP,), case))
     if reasons:
         return Cost(strategy, reasons)
-    found = _PASSES[strategy]
+    costs_of_pass = _PASSES[strategy]
     return Cost(
         strategy,
-        forward=found(case),
-        backward=found(replace(case, is_backward=True)),
+        forward=costs_of_pass(case),
+        backward=costs_of_pass(replace(case, is_backward=True)),
         split=split(call, hardware.devices) if strategy == "heads+ring" else None,
     )
 
@@ -378,7 +378,7 @@ def target_hardware(devices: int) -> Hardware:
     return Hardware(Devices.of(devices, node), NVLINK_4, H100)
 
 
-def cheapest(found: Iterable[Cost]) -> Strategy | None:
+def cheapest(strategies: Iterable[Cost]) -> Strategy | None:
     """The strategy with the least modelled time; None if that exchanges heads."""
-    best = choose(found)
+    best = choose(strategies)
     return next((x for x in STRATEGIES if best is not None and x == best.strategy), None)
