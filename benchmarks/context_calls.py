@@ -26,7 +26,7 @@ from attn_dispatch.core.context.cost import (
 )
 from attn_dispatch.core.context.strategy_costs import cost, split
 from attn_dispatch.sequence import Order, balance, reorder
-from attn_dispatch.setting_values import ContextParallel
+from attn_dispatch.settings import ContextParallel
 from attn_dispatch_tools.reports.exchanged import sent
 
 DIM = 128

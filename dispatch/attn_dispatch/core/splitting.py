@@ -16,7 +16,7 @@ from attn_dispatch.core.context import whole_rows
 from attn_dispatch.core.context.strategies import Spread, chosen
 from attn_dispatch.core.context.strategy_costs import cheapest, modelled
 from attn_dispatch.core.shards import Shards, entry, key_operand
-from attn_dispatch.setting_values import ContextParallel
+from attn_dispatch.settings import ContextParallel
 
 
 def split(
