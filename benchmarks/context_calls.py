@@ -15,11 +15,18 @@ from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
 from attn_dispatch.call.context import SequenceOrder
-from attn_dispatch.core.context import hardware
-from attn_dispatch.core.context.cost import Devices, Hardware, Pass, SpreadCall
+from attn_dispatch.core.context.cost import (
+    H100,
+    H200,
+    NVLINK_4,
+    Devices,
+    Hardware,
+    Pass,
+    SpreadCall,
+)
 from attn_dispatch.core.context.strategy_costs import cost, split
 from attn_dispatch.sequence import Order, balance, reorder
-from attn_dispatch.setting_values import ContextParallel
+from attn_dispatch.settings import ContextParallel
 from attn_dispatch_tools.reports.exchanged import sent
 
 DIM = 128
@@ -199,8 +206,8 @@ def on_all(cell: Cell, direction: str, strategy: str, given: list[Any]) -> Compi
 
 def modelled(cell: Cell, strategy: str, direction: str, devices: int) -> list[Pass]:
     """The passes of the call by the cost model, on GPUs like the first one."""
-    chip = hardware.H200 if "H200" in jax.devices()[0].device_kind else hardware.H100
-    where = Hardware(Devices(devices), hardware.NVLINK_4, chip)
+    chip = H200 if "H200" in jax.devices()[0].device_kind else H100
+    where = Hardware(Devices(devices), NVLINK_4, chip)
     name = "ring" if strategy in ORDERS else strategy
     found = cost(name, cell.spread(strategy), where)
     return list(found.passes(needs_backward=direction == "both"))

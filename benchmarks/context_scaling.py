@@ -12,12 +12,22 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from attn_dispatch.core.context import hardware
-from attn_dispatch.core.context.cost import Devices, Hardware, SpreadCall, choose, one_device
+from attn_dispatch.core.context.cost import (
+    H100,
+    H200,
+    INFINITY_FABRIC,
+    MI300X,
+    NVLINK_4,
+    Devices,
+    Hardware,
+    SpreadCall,
+    choose,
+    one_device,
+)
 from attn_dispatch.core.context.strategy_costs import costs
 
-CHIPS = {"H100": hardware.H100, "H200": hardware.H200, "MI300X": hardware.MI300X}
-LINKS = {"NVLINK_4": hardware.NVLINK_4, "INFINITY_FABRIC": hardware.INFINITY_FABRIC}
+CHIPS = {"H100": H100, "H200": H200, "MI300X": MI300X}
+LINKS = {"NVLINK_4": NVLINK_4, "INFINITY_FABRIC": INFINITY_FABRIC}
 LENGTHS = {"128k": 131072, "1M": 1 << 20}
 DEVICES = (8, 64, 512)
 

@@ -1,4 +1,4 @@
-"""rich's console, if rich is installed and the output is a terminal, and a spinner there."""
+"""Lines on stderr, and rich's console and a spinner, if rich is installed, on a terminal."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def waiting(what: str, *, is_stderr: bool = True) -> Generator[Callable[[str], N
         return
     with shown_on.status(what, spinner="dots") as status:
         yield lambda text: status.update(f"{what}: {text}")
+
+
+def print_line(text: str) -> None:
+    """Print a line on stderr that remains there."""
+    print(f"attn_dispatch: {text}", file=sys.stderr, flush=True)

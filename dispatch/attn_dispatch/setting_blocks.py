@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_dispatch.setting_values import (
+from attn_dispatch.settings import (
+    Block,
     ContextParallel,
     FallbackPolicy,
     ShardedDropout,
@@ -13,7 +14,6 @@ from attn_dispatch.setting_values import (
     checked_scratch,
     checked_seconds,
 )
-from attn_dispatch.settings import Block
 
 
 def fallback(policy: FallbackPolicy) -> Block:

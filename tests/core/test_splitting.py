@@ -14,9 +14,9 @@ from attn_dispatch import context_parallel
 from attn_dispatch.call.context import Context
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions, Meaning
-from attn_dispatch.core.context.choice import modelled
 from attn_dispatch.core.context.cost import choose
 from attn_dispatch.core.context.strategies import Spread, reasons
+from attn_dispatch.core.context.strategy_costs import modelled
 from attn_dispatch.core.shards import Shards
 from attn_dispatch.core.splitting import split
 from attn_dispatch.reason import rules_of

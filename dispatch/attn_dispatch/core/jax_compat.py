@@ -37,101 +37,82 @@ class UnsupportedJax(ImportError):
         )
 
 
-try:
-    from jax.interpreters import ad, batching, mlir
-except ImportError as error:
-    raise UnsupportedJax("jax.interpreters.ad, batching and mlir") from error
+@contextmanager
+def _needed(what: str) -> Generator[None]:
+    """A block that takes something from JAX. If JAX lacks it, the error names it."""
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedJax(what) from error
 
-try:
+
+with _needed("jax.interpreters.ad, batching and mlir"):
+    from jax.interpreters import ad as ad
+    from jax.interpreters import batching as batching
+    from jax.interpreters import mlir
+
+with _needed("dce_jaxpr and partial_eval_jaxpr_custom_rules in jax.interpreters.partial_eval"):
     from jax.interpreters import partial_eval
 
     _dce_jaxpr = cast("Callable[..., tuple[Jaxpr, object]]", partial_eval.dce_jaxpr)
     partial_eval_rules = cast(
         "dict[Primitive, Callable[..., object]]", partial_eval.partial_eval_jaxpr_custom_rules
     )
-except (ImportError, AttributeError) as error:
-    raise UnsupportedJax(
-        "dce_jaxpr and partial_eval_jaxpr_custom_rules in jax.interpreters.partial_eval"
-    ) from error
 
-try:
+with _needed("rules in jax._src.interpreters.remat, and what policies return"):
     from jax._src.core import mem_kind_to_space
     from jax._src.interpreters import remat
     from jax._src.interpreters.partial_eval import Offloadable, SaveableType
 
     _space_of = cast("Callable[[str], Any]", mem_kind_to_space)
     _remat_rules = cast("dict[Primitive, Callable[..., object]]", remat.rules)
-except (ImportError, AttributeError) as error:
-    raise UnsupportedJax(
-        "rules in jax._src.interpreters.remat, and what policies return"
-    ) from error
 
-try:
+with _needed("apply_primitive in jax._src.dispatch"):
     from jax._src import dispatch
 
     apply_primitive = cast("Callable[..., object]", dispatch.apply_primitive)
-except (ImportError, AttributeError) as error:
-    raise UnsupportedJax("apply_primitive in jax._src.dispatch") from error
 
-try:
+with _needed("ShardingContext in jax._src.sharding_impls"):
     from jax._src.sharding_impls import ShardingContext
-except ImportError as error:
-    raise UnsupportedJax("ShardingContext in jax._src.sharding_impls") from error
 
-try:
-    from jax._src.ad_checkpoint import name_p
-except ImportError as error:
-    raise UnsupportedJax("name_p in jax._src.ad_checkpoint") from error
+with _needed("name_p in jax._src.ad_checkpoint"):
+    from jax._src.ad_checkpoint import name_p as name_p
 
-try:
+with _needed("error_checks and nan_error_check in jax._src.checkify"):
     from jax._src import checkify
 
     error_checks = cast("dict[Primitive, Callable[..., object]]", checkify.error_checks)
     nan_error_check = cast("Callable[..., object]", checkify.nan_error_check)
-except (ImportError, AttributeError) as error:
-    raise UnsupportedJax("error_checks and nan_error_check in jax._src.checkify") from error
 
-try:
+with _needed("jax.experimental.jet.jet_rules"):
     from jax.experimental import jet
 
     jet_rules = cast("dict[Primitive, Callable[..., object]]", jet.jet_rules)
-except (ImportError, AttributeError) as error:
-    raise UnsupportedJax("jax.experimental.jet.jet_rules") from error
 
-try:
+with _needed("jax.experimental.xla_metadata"):
     from jax.experimental import xla_metadata
 
     set_xla_metadata = cast(
         "Callable[..., AbstractContextManager[object]]", xla_metadata.set_xla_metadata
     )
-except (ImportError, AttributeError) as error:
-    raise UnsupportedJax("jax.experimental.xla_metadata") from error
 
-try:
-    from jax.experimental.custom_partitioning import custom_partitioning
-except ImportError as error:
-    raise UnsupportedJax("jax.experimental.custom_partitioning") from error
+with _needed("jax.experimental.custom_partitioning"):
+    from jax.experimental.custom_partitioning import custom_partitioning as custom_partitioning
+
+with _needed("jaxlib.mlir"):
+    from jaxlib.mlir import ir
+    from jaxlib.mlir import passmanager as passmanager
+    from jaxlib.mlir.dialects import func
+    from jaxlib.mlir.dialects import sdy as sdy
+    from jaxlib.mlir.dialects import stablehlo as stablehlo
+
+with _needed("merge_mlir_modules in jax.interpreters.mlir"):
+    merge_modules = cast("Callable[..., str]", mlir.merge_mlir_modules)
 
 try:
     from jax._src.cudnn import fused_attention_stablehlo as _cudnn_of_jax
 except ImportError:  # needed only to explain programs that call jax.nn's cuDNN attention
     _cudnn_of_jax = None
-
-try:
-    from jaxlib.mlir import ir, passmanager
-    from jaxlib.mlir.dialects import func, sdy, stablehlo
-except ImportError as error:
-    raise UnsupportedJax("jaxlib.mlir") from error
-
-try:
-    merge_modules = cast("Callable[..., str]", mlir.merge_mlir_modules)
-except AttributeError as error:
-    raise UnsupportedJax("merge_mlir_modules in jax.interpreters.mlir") from error
-
-try:
-    from jax._src import custom_partitioning_sharding_rule as _rules
-except ImportError:  # needed only to explain programs on a mesh
-    _rules = None
 
 Context = mlir.LoweringRuleContext
 """The context that a lowering rule gets beside the operands."""
@@ -140,52 +121,6 @@ MlirValues: TypeAlias = Sequence[Any]
 """The operands or results of a primitive that is lowered. jaxlib's types for MLIR are generics
 without arguments, and only JAX looks into these values."""
 
-__all__ = [
-    "Context",
-    "MlirValues",
-    "RematPolicy",
-    "Saving",
-    "Split",
-    "UnsupportedJax",
-    "ad",
-    "batching",
-    "call_module",
-    "custom_partitioning",
-    "error_checks",
-    "frames_of",
-    "ir",
-    "is_export",
-    "jet_rules",
-    "lower_as",
-    "lower_typed_as",
-    "mesh_of_program",
-    "mlir",
-    "module_of",
-    "name_p",
-    "nan_error_check",
-    "number_of_devices",
-    "partial_eval_rules",
-    "passmanager",
-    "platforms_of",
-    "result_types",
-    "run_eagerly",
-    "saving_by",
-    "sdy",
-    "set_remat_rule",
-    "set_xla_metadata",
-    "sharded_like",
-    "sharding_rule",
-    "stablehlo",
-    "tracing_for_nvidia",
-    "types_of",
-    "uses_remat3",
-    "uses_shardy",
-    "vary_alike",
-    "varying_axes",
-    "with_devices",
-    "without_dead_code",
-]
-
 
 def run_eagerly(primitive: Primitive) -> None:
     """Have JAX compile and run this primitive outside of `jit`, and under `jax.disable_jit`.
@@ -193,11 +128,6 @@ def run_eagerly(primitive: Primitive) -> None:
     Under `jax.disable_jit`, a `jax.jit` here would bind the primitive again without end.
     """
     primitive.def_impl(partial(apply_primitive, primitive))
-
-
-def uses_remat3() -> bool:
-    """Whether `jax.checkpoint` has its new form."""
-    return bool(getattr(jax.config, "jax_remat3", False))
 
 
 RematPolicy = Callable[..., object]
@@ -217,14 +147,7 @@ def set_remat_rule(primitive: Primitive, split: Callable[..., Split]) -> None:
     """
 
     def rule(given: Any, *operands: jax.Array, **params: object) -> tuple[object, ...]:
-        # JAX 0.10 gives the policy, and 0.11 the trace that has it. Until 0.12, the function of
-        # the operands has what is saved.
-        has_policy = isinstance(given, remat.RematTrace)
-        policy = cast("RematPolicy | None", given.policy if has_policy else given)
-        results, saved, again = split(policy, *operands, **params)
-        if jax.__version_info__ >= (0, 12):
-            return results, saved, again
-        return results, partial(again, saved)
+        return _split_as_jax(*split(_policy_of(given), *operands, **params))
 
     _remat_rules[primitive] = rule
 
@@ -274,6 +197,11 @@ def vary_alike(arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     )
 
 
+def _manual_axis_type(aval: ShapedArray) -> ManualAxisType:
+    with _needed("the attribute `mat` of jax.core.ShapedArray"):
+        return aval.mat
+
+
 def sharded_like(
     x: jax.ShapeDtypeStruct, sharding: NamedSharding, aval: ShapedArray
 ) -> ShapedArray:
@@ -298,6 +226,14 @@ def lower_as(function: Callable[..., object], context: Context, operands: MlirVa
     return lowered(context.replace(avals_in=plain), *operands)
 
 
+def lower_typed_as(
+    function: Callable[..., object], context: Context, operands: MlirValues
+) -> MlirValues:
+    """Lower a primitive as this JAX function of its operands, without changing their types."""
+    lowered = cast("Callable[..., MlirValues]", mlir.lower_fun(function))
+    return lowered(context, *operands)
+
+
 def types_of(context: Context) -> tuple[ShapedArray, ...]:
     """The types of the operands of the primitive that is lowered."""
     return tuple([x for x in context.avals_in if isinstance(x, ShapedArray)])
@@ -311,11 +247,6 @@ def is_export(context: Context) -> bool:
 def number_of_devices(context: Context) -> int:
     """The number of devices that a lowering rule's context lowers for."""
     return int(getattr(context.module_context.axis_context, "num_devices", 1))
-
-
-def uses_shardy() -> bool:
-    """Whether XLA propagates shardings by Shardy; newer JAX has nothing else."""
-    return bool(getattr(jax.config, "jax_use_shardy_partitioner", True))
 
 
 def with_devices(context: Context, mesh: Mesh | AbstractMesh, count: int) -> Context | None:
@@ -430,10 +361,10 @@ def sharding_rule(
     text: str, arguments: Mapping[str, object], operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:
     """MLIR's form of a sharding rule, for operands and results of these types."""
-    if _rules is None:
-        raise UnsupportedJax("custom_partitioning_sharding_rule in jax._src")
-    parse = cast("Callable[..., object]", _rules.str_to_sdy_sharding_rule)
-    to_mlir = cast("Callable[..., object]", _rules.sdy_sharding_rule_to_mlir)
+    with _needed("custom_partitioning_sharding_rule in jax._src"):  # to explain programs on a mesh
+        from jax._src import custom_partitioning_sharding_rule as rules
+    parse = cast("Callable[..., object]", rules.str_to_sdy_sharding_rule)
+    to_mlir = cast("Callable[..., object]", rules.sdy_sharding_rule_to_mlir)
     return to_mlir(parse(text, **arguments), list(operands), list(results))
 
 
@@ -460,16 +391,38 @@ def constants(arrays: Sequence[np.ndarray]) -> MlirValues:
     return cast("MlirValues", [mlir.ir_constant(x) for x in arrays])
 
 
-def lower_typed_as(
-    function: Callable[..., object], context: Context, operands: MlirValues
-) -> MlirValues:
-    """Lower a primitive as this JAX function of its operands, without changing their types."""
-    lowered = cast("Callable[..., MlirValues]", mlir.lower_fun(function))
-    return lowered(context, *operands)
+# What differs between the supported versions of JAX. Under the heading of a version is what can be
+# replaced when that version is the oldest one.
+
+# JAX 0.11: `given.policy` replaces _policy_of.
 
 
-def _manual_axis_type(aval: ShapedArray) -> ManualAxisType:
-    try:
-        return aval.mat
-    except AttributeError as error:
-        raise UnsupportedJax("the attribute `mat` of jax.core.ShapedArray") from error
+def _policy_of(given: Any) -> RematPolicy | None:
+    """The policy of a rule for `jax_remat3`. JAX 0.10 gives it, and 0.11 the trace that has it."""
+    has_policy = isinstance(given, remat.RematTrace)
+    return cast("RematPolicy | None", given.policy if has_policy else given)
+
+
+# JAX 0.12: its three arguments replace _split_as_jax.
+
+
+def _split_as_jax(
+    results: Sequence[jax.Array], saved: object, again: Callable[..., Sequence[jax.Array]]
+) -> tuple[object, ...]:
+    """What a rule for `jax_remat3` returns. Before JAX 0.12, the function has what is saved."""
+    if jax.__version_info__ >= (0, 12):
+        return results, saved, again
+    return results, partial(again, saved)
+
+
+# A version without one of these flags: the default here replaces its function.
+
+
+def uses_remat3() -> bool:
+    """Whether `jax.checkpoint` has its new form."""
+    return bool(getattr(jax.config, "jax_remat3", False))
+
+
+def uses_shardy() -> bool:
+    """Whether XLA propagates shardings by Shardy; newer JAX has nothing else."""
+    return bool(getattr(jax.config, "jax_use_shardy_partitioner", True))

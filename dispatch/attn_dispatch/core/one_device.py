@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.context.choice import modelled
 from attn_dispatch.core.context.cost import Cost
 from attn_dispatch.core.context.in_shard_map import Exchange, whole_call
 from attn_dispatch.core.context.strategies import Spread
+from attn_dispatch.core.context.strategy_costs import modelled
 from attn_dispatch.core.device_share import (
     DeviceShare,
     device_call,

@@ -13,10 +13,10 @@ from attn_dispatch.call.context import Context, SequenceOrder, Strategy
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.operands import listed
 from attn_dispatch.core.context import whole_rows
-from attn_dispatch.core.context.choice import cheapest, modelled
 from attn_dispatch.core.context.strategies import Spread, chosen
+from attn_dispatch.core.context.strategy_costs import cheapest, modelled
 from attn_dispatch.core.shards import Shards, entry, key_operand
-from attn_dispatch.setting_values import ContextParallel
+from attn_dispatch.settings import ContextParallel
 
 
 def split(

@@ -17,7 +17,7 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import reading
 from attn_dispatch.files.user_folders import why_no_cache_path
 from attn_dispatch.setting_blocks import tuning
-from attn_dispatch.setting_values import checked_seconds
+from attn_dispatch.settings import checked_seconds
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.rates.measure import measure
 from attn_dispatch_tools.terminal import style

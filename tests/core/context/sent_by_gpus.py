@@ -26,9 +26,8 @@ from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import context_parallel, dot_product_attention, explain_program
 from attn_dispatch.call.context import SequenceOrder
-from attn_dispatch.core.context.cost import Devices, Hardware, SpreadCall
-from attn_dispatch.core.context.hardware import H100 as CHIP
-from attn_dispatch.core.context.hardware import NVLINK_4
+from attn_dispatch.core.context.cost import H100 as CHIP
+from attn_dispatch.core.context.cost import NVLINK_4, Devices, Hardware, SpreadCall
 from attn_dispatch.core.context.strategy_costs import cost
 from attn_dispatch_tools.reports.exchanged import sent
 from tests.support.present import present

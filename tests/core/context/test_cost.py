@@ -15,17 +15,22 @@ from attn_dispatch import context_parallel, explain
 from attn_dispatch.call.context import SequenceOrder
 from attn_dispatch.core.context import strategy_costs
 from attn_dispatch.core.context.cost import (
+    H100,
+    H200,
+    INFINITY_FABRIC,
+    MI300X,
+    NVLINK_4,
     PACKED_IMBALANCE,
     Cost,
     Devices,
     Hardware,
+    Links,
     Pass,
     SpreadCall,
     choose,
     one_device,
     table,
 )
-from attn_dispatch.core.context.hardware import H100, H200, INFINITY_FABRIC, MI300X, NVLINK_4, Links
 from attn_dispatch.core.context.strategy_costs import all_gather, all_to_all, cost, costs, hop
 from attn_dispatch.reason import Reason, rules_of
 from tests.support.module_report import report_with_cuda_plugin
@@ -130,7 +135,7 @@ def test_exchanges_wait_for_the_slowest_link():
     assert all_to_all(7.0, SLOW, Devices(8)) == 7 / 8
     assert all_gather(2.0, SLOW) == 2.0 * 7 / 8  # 8 bytes come to the node, 2 by each device
     assert all_gather(2.0, replace(SLOW, links=replace(SLOW.links, between=1.0))) == 2.0
-    assert hop(6.0, SLOW) == 3.0 and hop(6.0, SLOW, nodes=1) == 1.5
+    assert hop(6.0, SLOW) == 3.0 and hop(6.0, replace(SLOW, devices=Devices(8))) == 1.5
     slow = replace(SLOW, links=replace(SLOW.links, latency=0.25))
     assert hop(6.0, slow) == 3.25 and all_gather(2.0, slow) == 1.75 + 3 * 0.25
 

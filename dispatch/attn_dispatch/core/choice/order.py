@@ -22,7 +22,8 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 
 _WORTH_TWO = 0.9
-"""Two implementations run the passes of a step if they take less than this share of the time."""
+"""Two implementations run the passes of a step if they take less than this share of the time that
+the best single one takes."""
 
 IsExpected = Callable[[Implementation, Device], bool]
 
@@ -47,11 +48,11 @@ def ranking(
 ) -> Ranking:
     """The implementations, the one with the least predicted time first.
 
-    Those without a prediction follow as they were, and so do those that are not here. XLA comes
-    before a kernel only if it may replace one (`_may_replace_kernels`).
+    Implementations that are not expected on the device, or have no prediction, follow in the order
+    that was given. XLA comes before a kernel only if it may replace one (`_may_replace_kernels`).
 
     Args:
-      implementations: those to order, in the order without measurements.
+      implementations: the implementations, in the order without measurements.
       spec: the call.
       device: the device that it is for.
       is_expected: whether an implementation is for the device and, if it is an extra, usable.
@@ -71,7 +72,7 @@ def ranking(
     first = sorted(kernels, key=lambda x: times[x.NAME])
     for xla in (x for x in expected if x.PLATFORM is None and x.NAME in times):
         slower = [x for x in first if _is_beaten(times[x.NAME], times[xla.NAME])]
-        # Only where every kernel that would run the call is slower is the question worth asking.
+        # The answer may cost a plan, so it is asked for only if a kernel is slower.
         if slower and _may_replace_kernels(xla, slower, spec, device):
             first.insert(len(first) - len(slower), xla)
     others = [x for x in implementations if x not in first]
@@ -114,8 +115,8 @@ def _deciding_times(
 ) -> dict[str, float]:
     """The times by which implementations are ordered.
 
-    The passes of a step go to one implementation, unless two are predicted to save a tenth: the
-    sums are known better than their parts, and arrays of masks serve both passes.
+    One implementation runs both passes of a step, unless two are predicted to save a tenth of the
+    time: sums are predicted better than their parts, and the arrays of a mask serve both passes.
     """
     own = _microseconds(predictions)
     other_pass = _other_pass(spec)
@@ -144,7 +145,7 @@ def _other_pass(spec: AttentionSpec) -> AttentionSpec | None:
 def _unmeasured(
     implementations: Sequence[Implementation], device: Device, is_expected: IsExpected
 ) -> Ranking:
-    """The order for a device without rates: as it is, but for what others reported."""
+    """The order for a device without rates: as given, with the winner of a public report first."""
     if (report := PUBLIC_REPORTS.get(device.arch)) is None:
         return Ranking(tuple(implementations), {})
 
@@ -156,7 +157,7 @@ def _unmeasured(
 
 
 def _has_rates(spec: AttentionSpec) -> bool:
-    """False for calls that only XLA runs: why no kernel does is the warning of `select.choose`."""
+    """Whether a kernel may run the call. If none can, `select.choose` warns with the reasons."""
     is_16_bit = spec.dtype in ("bfloat16", "float16")
     return is_16_bit and spec.wanted.derivative is None and not (spec.symbols or spec.is_empty)
 
@@ -166,10 +167,10 @@ def _may_replace_kernels(
 ) -> bool:
     """Whether XLA may come before slower kernels.
 
-    It may not under the fallback policy "error", nor where results would differ: it mixes NaN of
-    one sequence into others of the same row, and drops other probabilities. Kernels keep to a limit
-    of scratch memory, so XLA must as well. If no kernel runs the call, the warning of
-    `select.choose` says why.
+    It may not under the fallback policy "error", nor where results would differ: XLA lets NaN of
+    one sequence into others of the same batch row, and draws another dropout mask. XLA must keep to
+    the limit of scratch memory, as kernels do. If no kernel runs the call, it replaces none, and
+    the warning of `select.choose` has the reasons.
     """
     if settings.current().fallback == "error" or spec.is_packed or spec.meaning.dropout_rate:
         return False

@@ -75,15 +75,15 @@ class Work:
 @lru_cache(maxsize=4096)
 def work_of(spec: AttentionSpec) -> Work:
     """The work of a call whose dims are all known."""
-    rows, queries, keys, assumed = _sequences(spec)
+    sequences, queries, keys, assumed = _sequences(spec)
     # A kernel launches blocks for as many queries as each sequence may have.
-    launched = spec.longest_sequences[0] if spec.is_packed and rows > 1 else spec.seq_len_q
+    launched = spec.longest_sequences[0] if spec.is_packed and sequences > 1 else spec.seq_len_q
     counts = _tiles_in_band(spec, queries, keys)
     in_band = _tiles_in_band(spec, spec.seq_len_q, spec.seq_len_kv)
     heads = spec.batch * spec.num_heads
-    uneven = _UNEVEN if spec.is_packed and rows > 1 else 1.0
+    uneven = _UNEVEN if spec.is_packed and sequences > 1 else 1.0
     filled = _FILLED if spec.has_lengths and not spec.is_paged and spec.seq_len_q > 1 else 1.0
-    total = heads * rows * float(counts.mean()) * _count(queries) * uneven * filled
+    total = heads * sequences * float(counts.mean()) * _count(queries) * uneven * filled
     share = _mod_share(spec)
     every = heads * _count(spec.seq_len_q) * _count(spec.seq_len_kv)
     by_keys = spec.is_backward
@@ -97,7 +97,7 @@ def work_of(spec: AttentionSpec) -> Work:
         in_band=heads * float(in_band.mean()) * _count(spec.seq_len_q),
         longest=longest,
         longest_listed=max(longest * share, 1.0),
-        blocks=float(heads * rows * _count(launched)),
+        blocks=float(heads * sequences * _count(launched)),
         megabytes=_megabytes(spec),
         scores=heads * spec.seq_len_q * spec.seq_len_kv / 1e6,
         pair_megabytes=_pair_megabytes(spec),

@@ -10,7 +10,7 @@ import jax
 from attn_dispatch.call.context import Context, Strategy
 from attn_dispatch.call.leading import Bind
 from attn_dispatch.call.options import AttentionOptions
-from attn_dispatch.core.context import gather, halo, keys, pages, ring
+from attn_dispatch.core.context import gather, halo, own_keys, ring
 from attn_dispatch.core.context.device_call import KEYS, Arrays, DeviceCall
 from attn_dispatch.core.context.zigzag import to_contiguous, to_zigzag
 
@@ -60,12 +60,12 @@ def _in_zigzag(
     here = {x: y for x, y in device.operands.items() if x in axes}
     there = replace(device, operands=dict(device.operands) | to_zigzag(device, here, axes))
     names = device.call.spec.result_names
-    found = dict(zip(names, there.rounded(compute(there)), strict=True))
-    back = {x: y for x, y in found.items() if x in axes}
-    return found | to_contiguous(device, back, axes)
+    results = dict(zip(names, there.rounded(compute(there)), strict=True))
+    back = {x: y for x, y in results.items() if x in axes}
+    return results | to_contiguous(device, back, axes)
 
 
 _STRATEGIES: dict[Strategy, Callable[[DeviceCall], Arrays]] = {
-    "ring": _ring, "gather": _gather, "halo": halo.compute, "keys": keys.compute,
-    "pages": pages.compute,
+    "ring": _ring, "gather": _gather, "halo": halo.compute, "keys": own_keys.of_keys,
+    "pages": own_keys.of_pages,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each way to spread a sequence over devices costs: bytes, floating-point operations, seconds.
+"""The cost model of a call whose sequence is spread over devices: its sizes, devices and costs.
 
 The model is of one attention call on devices that compute nothing else meanwhile. Its formulas are
 in `strategy_costs.py`; docs/speed.md compares it with measurements.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attn_dispatch.call.context import SequenceOrder
-from attn_dispatch.core.context.hardware import Chip, Links
 from attn_dispatch.reason import Reason, sentences
 from attn_dispatch.text import in_units
 
@@ -83,13 +82,13 @@ class SpreadCall:
         return self.is_causal and self.window is None
 
     @property
-    def is_packed(self) -> bool:
+    def has_documents(self) -> bool:
         """Whether a row of the batch has several documents."""
         return self.longest is not None and self.longest < self.keys
 
     def unbalanced(self, devices: int) -> float:
         """The busiest device's work over the mean, where devices have different rows."""
-        if not self.is_packed or not self.is_uneven or self.order == "documents":
+        if not self.has_documents or not self.is_uneven or self.order == "documents":
             return 1
         return max(x for least, x in PACKED_IMBALANCE.items() if devices >= least)
 
@@ -130,6 +129,64 @@ class Devices:
         if number > node and number % node:
             raise ValueError(f"devices: expected at most {node} or a multiple of it, got {number}")
         return Devices(min(number, node), max(number // node, 1))
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of one device, in bytes per second and direction."""
+
+    within: float
+    """To all other devices of its node together."""
+    to_one: float
+    """To a single device of its node."""
+    between: float
+    """To other nodes."""
+    latency: float = 10e-6
+    """Seconds from one device to another, with the start of a transfer. An assumption."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What attention kernels reach on one device."""
+
+    forward: float
+    """Floating-point operations per second: long causal calls, 16 bits, heads of 128."""
+    backward: float
+    """The same of the backward pass alone."""
+    memory: float
+    """Bytes per second, reading and writing."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where a call runs."""
+
+    devices: Devices
+    links: Links
+    chip: Chip
+
+
+INFINIBAND = 50e9
+"""400 Gb/s for each GPU, as in DGX H100 (public specification)."""
+
+NVLINK_4 = Links(within=350e9, to_one=350e9, between=INFINIBAND)
+"""H100 and H200: 450 GB/s by specification, of which large transfers reach some 350. NVSwitch gives
+a single peer all of it."""
+
+INFINITY_FABRIC = Links(within=7 * 64e9, to_one=64e9, between=INFINIBAND)
+"""MI300X: a link of 64 GB/s to each of seven peers (public specification); nothing was measured."""
+
+H100 = Chip(forward=729e12, backward=591e12, memory=2.8e12)
+"""Measured: 64 heads over 8 of 128, causal, 16,384 tokens: 729 TFLOP/s, 625 with the backward pass
+(docs/bench/bench-NVIDIA_H100_80GB_HBM3-9_19_0.md). Memory: 85 % of 3.35 TB/s, an assumption."""
+
+H200 = Chip(forward=662e12, backward=607e12, memory=4.0e12)
+"""Measured: causal, 131,072 tokens: 662 TFLOP/s, 622 with the backward pass
+(docs/bench/bench-NVIDIA_H200-9_19_0.md). Memory: 85 % of 4.8 TB/s, an assumption."""
+
+MI300X = Chip(forward=500e12, backward=350e12, memory=4.3e12)
+"""Assumptions, nothing was measured: 38 % and 27 % of the 1,307 TFLOP/s, and 81 % of the 5.3 TB/s,
+that the public specification has."""
 
 
 @dataclass(frozen=True)
@@ -184,15 +241,6 @@ class Cost:
         """The most bytes of memory for what is gathered from other devices."""
         passes = self.passes(needs_backward=needs_backward)
         return max((x.gathered for x in passes), default=0.0)
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """Where a call runs."""
-
-    devices: Devices
-    links: Links
-    chip: Chip
 
 
 def one_device(call: SpreadCall, chip: Chip) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """One device's part of a call whose rows and keys are spread over devices, and its pieces.
 
-A piece has some of the device's rows, and keys that it holds or has received. The results of
-forward calls are merged by lse. Backward calls get the merged out and lse, and their gradients are
-summed.
+A piece is a call of some of the device's rows and of keys that the device holds or has received.
+In the forward pass the results of pieces are merged by lse. In the backward pass each piece gets
+the merged out and lse, and the gradients of pieces are summed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class DeviceCall:
         Args:
           operands: what replaces the device's own operands.
           meaning: what replaces the meaning of the device's call.
-          without: names of operands that the piece has not.
+          without: names of operands that the piece leaves out.
           is_part: whether its keys are only a part of those that its rows attend to.
         """
         given = dict(self.operands) | dict(operands or {})
@@ -135,11 +135,11 @@ class DeviceCall:
         """The gradient of an operand by a function of a spec and operands with one batch axis."""
         wanted = replace(self.options.wanted, gradients=(name,), partner=None)
         call = LeadingCall(self.options.returning(wanted), self.call.operands)
-        found = gradient(call.spec, call.fold(self.operands))
-        return call.unfold([found])[0]
+        result = gradient(call.spec, call.fold(self.operands))
+        return call.unfold([result])[0]
 
     def shift(self, arrays: Mapping[str, jax.Array]) -> Arrays:
-        """What each device gets if all hand their arrays on to the next device, cyclically."""
+        """The arrays of the device before this one, cyclically; each device sends its own on."""
         devices = self.context.devices
         pairs = [(i, (i + 1) % devices) for i in range(devices)]
         return self.send_together(arrays, pairs)

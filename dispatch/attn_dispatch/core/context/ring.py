@@ -1,13 +1,13 @@
 """Ring attention: every device's keys visit all devices, which attend to them one after the other.
 
-Liu et al. 2023 (arXiv:2310.01889). In a causal call rows and keys are in zigzag order, so that all
-devices have equally much to do in every step (Llama 3, arXiv:2407.21783). All rows of a device
-attend to the first half of an earlier device's keys, and its second half of rows attends to all
-keys of a later device. If each document is in zigzag order (documents.py), the same holds for the
-halves of each document.
+The method is that of Liu et al. 2023 (arXiv:2310.01889). Rows and keys of a causal call are in
+zigzag order, which gives all devices the same work in every step (Llama 3, arXiv:2407.21783): with
+keys of an earlier device, all rows attend to their first half; with keys of a later device, the
+second half of the rows attends to all of them. If each document is in zigzag order (documents.py),
+the same holds for the halves of each document.
 
-Keys are sent on while a device computes with them. In the backward pass the sums of their gradients
-follow them, one step behind, and are home after the last step.
+A device sends keys on while it computes with them. In the backward pass the sums of the keys'
+gradients follow one step behind, and reach the keys' own device after the last step.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def compute(device: DeviceCall) -> Arrays:
 
 
 def _with_cleared_padding(device: DeviceCall) -> DeviceCall:
-    """The call with 0 in padding rows. Kernels would clear these in every step, and XLA copy arrays
-    for that."""
+    """The call with 0 in padding rows. Otherwise kernels would clear them in every step, for which
+    XLA would copy arrays."""
     if "query_segment_ids" not in device.operands or device.meaning.finite_padding:
         return device
     sides = {
@@ -79,8 +79,8 @@ def _with_cleared_padding(device: DeviceCall) -> DeviceCall:
 def _without_long_segments(device: DeviceCall) -> DeviceCall:
     """The backward call with gradients of 0 through rows that are NaN.
 
-    Beside one device's keys a segment may be longer than max_segment_len, and beside another's not:
-    there nothing else tells that its rows are NaN.
+    A segment may exceed max_segment_len in the step of one device's keys and not in another step,
+    which then does not know that the segment's rows are NaN.
     """
     is_checked = device.options.promises.is_checked
     if not device.is_backward or device.meaning.max_seq_lens is None or is_checked:
@@ -125,8 +125,8 @@ def _visited(device: DeviceCall, step: Callable[[S, Arrays, Number], S], state: 
 
     Args:
       device: the device's call.
-      step: returns the next state from the state, keys, and the number of positions that these have
-        come.
+      step: returns the next state from the state, the keys that are here, and how many positions
+        their own device is before this one.
       state: the first state; from the second step on, the arrays have the same types.
     """
 
@@ -147,9 +147,9 @@ def _visited(device: DeviceCall, step: Callable[[S, Arrays, Number], S], state: 
 
 
 def _received_anew(device: DeviceCall, keys: Arrays) -> Arrays:
-    """The keys, which the compiler does not take for those that the forward pass has sent.
+    """The keys; a barrier keeps the compiler from reusing what the forward pass has received.
 
-    A program of both passes would otherwise keep the keys of all devices in between.
+    Otherwise a program of both passes would keep the keys of all devices between them.
     """
     if not device.is_backward:
         return keys
@@ -170,11 +170,11 @@ def _others(device: DeviceCall, documents: Documents | None, keys: Arrays, step:
         }
 
     def later(keys: Arrays) -> Arrays:
-        found = piece(half(device.operands, device.rows, 1) | keys)
+        results = piece(half(device.operands, device.rows, 1) | keys)
         fill = {"lse": -jnp.inf, "row_max": -jnp.inf}
         return {
             x: from_half(y, device.rows[x], 1, fill.get(x, 0)) if x in device.rows else y
-            for x, y in found.items()
+            for x, y in results.items()
         }
 
     if not device.meaning.is_causal:

@@ -10,7 +10,7 @@ from attn_dispatch.call.context import SequenceOrder, Strategy
 from attn_dispatch.call.options import Meaning
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
-from attn_dispatch.setting_values import ContextParallel
+from attn_dispatch.settings import ContextParallel
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The costs of each strategy, derived from what it sends and computes.
+"""The costs of each strategy, derived from what it sends and computes, and the cheapest one.
 
 P devices hold 1 / P of the rows and keys each. Per device and pass, of its own shares:
 
@@ -20,11 +20,17 @@ strategy whose order of rows is not that of the call first exchanges rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from attn_dispatch.call.context import Strategy
 from attn_dispatch.call.options import Meaning
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.context.cost import (
+    H100,
+    INFINITY_FABRIC,
+    MI300X,
+    NVLINK_4,
     PACKED_RINGS,
     TILE,
     Cost,
@@ -32,8 +38,10 @@ from attn_dispatch.core.context.cost import (
     Hardware,
     Pass,
     SpreadCall,
+    choose,
 )
-from attn_dispatch.core.context.strategies import Spread, all_reasons
+from attn_dispatch.core.context.strategies import STRATEGIES, Spread, all_reasons
+from attn_dispatch.devices.target import default_device
 from attn_dispatch.reason import Reason, Rule, broken
 
 _BACKWARD_WORK = 2.5
@@ -42,6 +50,10 @@ _BACKWARD_WORK = 2.5
 _WITH_LENGTHS = 1.5
 """The time of backward kernels whose keys are cut off by lengths, which a causal gather uses, over
 that of kernels without: measured on two H200s, 131,072 tokens."""
+
+_NODE = 8
+_TYPICAL_DOCUMENTS = 8
+"""Documents in a packed sequence whose longest one is not declared."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +117,13 @@ def all_gather(share: float, hardware: Hardware) -> float:
     return max(within, between) + links.latency * math.ceil(math.log2(devices.number))
 
 
-def hop(sent: float, hardware: Hardware, nodes: int | None = None) -> float:
+def hop(sent: float, hardware: Hardware) -> float:
     """The seconds in which every device sends `sent` bytes to the next one.
 
     All wait for the slowest: across nodes, if there are several.
     """
     links = hardware.links
-    across = (hardware.devices.nodes if nodes is None else nodes) > 1
-    return sent / (links.between if across else links.to_one) + links.latency
+    return sent / (links.between if hardware.devices.nodes > 1 else links.to_one) + links.latency
 
 
 def _heads(case: _Case) -> Pass:
@@ -120,7 +131,7 @@ def _heads(case: _Case) -> Pass:
     call, number = case.call, case.number
     if call.kv_heads % number == 0:
         return _exchanged(case, case.rows + case.keys)
-    found, shares = _exchanged(case, case.rows), call.kv_bytes * (number - 1) / number
+    total, shares = _exchanged(case, case.rows), call.kv_bytes * (number - 1) / number
     exposed = all_gather(call.kv_bytes / number, case.hardware)
     memory = call.kv_bytes
     if case.is_backward:  # an all-reduce sends as much as a reduce-scatter and a gather
@@ -129,7 +140,7 @@ def _heads(case: _Case) -> Pass:
         exposed += 2 * all_gather(sums / number, case.hardware)
         memory += sums
     return replace(
-        found, sent=found.sent + shares, exposed=found.exposed + exposed, gathered=memory
+        total, sent=total.sent + shares, exposed=total.exposed + exposed, gathered=memory
     )
 
 
@@ -140,13 +151,20 @@ def _exchanged(case: _Case, moved: float) -> Pass:
     return Pass(sent, case.flops, compute, all_to_all(sent, case.hardware))
 
 
-def _in_order(case: _Case, moved: float, number: int) -> tuple[float, float]:
-    """Bytes and seconds of putting `moved` bytes of a device into another order, in two hops.
+def _in_zigzag(case: _Case, total: Pass, moved: float, number: int) -> Pass:
+    """The pass after its rows were put into zigzag order, if late ones see more keys.
 
-    The order is that of rings of `number` devices.
+    Args:
+      case: the call.
+      total: the pass in zigzag order.
+      moved: the bytes of a device that the exchange is of; they are sent in two hops.
+      number: the devices among which they are.
     """
+    if not case.call.is_uneven or case.call.order != "contiguous":
+        return total
     sent = moved * (number - 1) / number
-    return sent, 2 * hop(sent / 2, case.hardware)
+    exposed = total.exposed + 2 * hop(sent / 2, case.hardware)
+    return replace(total, sent=total.sent + sent, exposed=exposed)
 
 
 def _gather(case: _Case) -> Pass:
@@ -161,42 +179,37 @@ def _gather(case: _Case) -> Pass:
     exposed = all_gather(share, case.hardware)
     if gradients:
         exposed += all_gather(gradients, case.hardware)
-    if call.is_uneven and call.order == "contiguous":
-        more, seconds = _in_order(case, case.rows, case.number)
-        sent, exposed = sent + more, exposed + seconds
     flops = case.flops * call.unbalanced(case.number)
     if call.is_causal and case.is_backward:
         flops *= _WITH_LENGTHS
     memory = call.kv_bytes
     if case.is_backward:  # keys, their gradients as a kernel writes them, and those in float32
         memory = 2 * call.kv_bytes + call.kv_gradient_bytes
-    return Pass(sent, flops, case.kernels(flops), exposed, gathered=memory)
+    total = Pass(sent, flops, case.kernels(flops), exposed, gathered=memory)
+    return _in_zigzag(case, total, case.rows, case.number)
 
 
 def _ring(case: _Case) -> Pass:
     """Keys sent on while a device computes with them; backward, their gradients follow."""
-    call = case.call
-    found = _rings(case, case.number, call.kv_bytes / case.number, case.hardware.devices.nodes)
-    if call.is_uneven and call.order == "contiguous":
-        more, seconds = _in_order(case, case.rows + case.keys, case.number)
-        found = replace(found, sent=found.sent + more, exposed=found.exposed + seconds)
-    return _as_measured(call, found)
+    total = _in_zigzag(case, _rings(case, case.number), case.rows + case.keys, case.number)
+    return _as_measured(case.call, total)
 
 
-def _as_measured(call: SpreadCall, found: Pass) -> Pass:
+def _as_measured(call: SpreadCall, total: Pass) -> Pass:
     """A strategy with rings, and what packed documents take beside the work that is modelled."""
-    more = PACKED_RINGS[call.order] - 1 if call.is_packed else 0.0
-    return replace(found, compute=found.compute + more * found.seconds)
+    more = PACKED_RINGS[call.order] - 1 if call.has_documents else 0.0
+    return replace(total, compute=total.compute + more * total.seconds)
 
 
-def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
-    """Rings of `number` devices, whose keys and values are `share` bytes each.
+def _rings(case: _Case, number: int) -> Pass:
+    """Rings of `number` devices.
 
     In zigzag order all steps take equally long. Results are added in float32 in every step: out in
     the forward pass, dq in the backward pass, for which a number is read twice and written once.
     The gradients of keys are sums, float32, in all transfers but the first.
     """
     call, steps = case.call, number - 1
+    share = call.kv_bytes / case.number
     gradients = sums_of_gradients = 0.0
     if case.is_backward:
         sums_of_gradients = share / call.width * max(call.width, 4)
@@ -204,11 +217,11 @@ def _rings(case: _Case, number: int, share: float, nodes: int) -> Pass:
     flops = case.flops * call.unbalanced(case.number)
     each = (call.query_bytes if case.is_backward else call.out_bytes) / case.number / call.width
     sums = case.copies(each * (4 + 4 + call.width)) * steps
-    step = hop(share + gradients, case.hardware, nodes)
+    step = hop(share + gradients, case.hardware)
     hidden = min(step, case.kernels(flops) / number) * steps
     exposed = step * steps - hidden
     if gradients:  # they come home after the last kernel
-        home = hop(sums_of_gradients if steps > 1 else share, case.hardware, nodes)
+        home = hop(sums_of_gradients if steps > 1 else share, case.hardware)
         hidden, exposed = max(hidden - home, 0.0), exposed + min(home, hidden)
     sent = (share + gradients) * steps
     return Pass(sent, flops, case.kernels(flops) + sums, exposed, hidden)
@@ -227,19 +240,17 @@ def _halo(case: _Case) -> Pass:
 
 def _heads_and_ring(case: _Case) -> Pass:
     """Heads exchanged within groups of h devices, and a ring over the P / h groups."""
-    call, devices = case.call, case.hardware.devices
-    heads, ring = split(call, devices) or (1, case.number)
-    group = Devices(heads)
+    heads, ring = split(case.call, case.hardware.devices) or (1, case.number)
     moved = case.rows + case.keys
     sent = moved * (heads - 1) / heads
-    rings = _rings(case, ring, call.kv_bytes / case.number, devices.nodes)
-    exposed = rings.exposed + all_to_all(sent, case.hardware, group)
-    if call.is_uneven and call.order == "contiguous":
-        more, seconds = _in_order(case, case.rows + case.keys, ring)
-        sent, exposed = sent + more, exposed + seconds
-    compute = rings.compute + case.copies(4 * moved)
-    found = replace(rings, sent=rings.sent + sent, compute=compute, exposed=exposed)
-    return _as_measured(call, found)
+    rings = _rings(case, ring)
+    total = replace(
+        rings,
+        sent=rings.sent + sent,
+        compute=rings.compute + case.copies(4 * moved),
+        exposed=rings.exposed + all_to_all(sent, case.hardware, Devices(heads)),
+    )
+    return _as_measured(case.call, _in_zigzag(case, total, moved, ring))
 
 
 def split(call: SpreadCall, devices: Devices) -> tuple[int, int] | None:
@@ -303,11 +314,11 @@ def cost(
         reasons = (*known.get("ring", ()), *broken((_NO_GROUP,), case))
     if reasons:
         return Cost(strategy, reasons)
-    found = _PASSES[strategy]
+    costs_of_pass = _PASSES[strategy]
     return Cost(
         strategy,
-        forward=found(case),
-        backward=found(replace(case, is_backward=True)),
+        forward=costs_of_pass(case),
+        backward=costs_of_pass(replace(case, is_backward=True)),
         split=split(call, hardware.devices) if strategy == "heads+ring" else None,
     )
 
@@ -323,3 +334,51 @@ def costs(
       refused: as for `cost`.
     """
     return [cost(x, call, hardware, refused) for x in _PASSES]
+
+
+def modelled(
+    spec: AttentionSpec, spread: Spread, *, batch_ways: int = 1, head_ways: int = 1
+) -> list[Cost]:
+    """The costs of all strategies for a call, or why they do not apply.
+
+    Args:
+      spec: the whole call.
+      spread: how rows and keys are spread.
+      batch_ways: the number of devices that split the batch, by other mesh axes.
+      head_ways: the number of devices that split the heads, by other mesh axes.
+    """
+    longest = None
+    if spec.is_packed:
+        longest = spec.longest_sequences[1]
+        if spec.meaning.max_seq_lens is None:
+            longest = max(1, spec.seq_len_kv // _TYPICAL_DOCUMENTS)
+    call = SpreadCall(
+        batch=max(1, spec.batch // batch_ways),
+        queries=spec.seq_len_q,
+        keys=spec.seq_len_kv,
+        heads=max(1, spec.num_heads // head_ways),
+        kv_heads=max(1, spec.num_kv_heads // head_ways),
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        width=4 if spec.dtype in ("float32", "float64") else 2,
+        is_causal=spread.is_causal,
+        window=spec.meaning.window[0],
+        longest=longest,
+        order=spread.order,
+    )
+    refused = all_reasons(replace(spread, heads=call.heads))
+    return costs(call, target_hardware(spread.devices), refused)
+
+
+def target_hardware(devices: int) -> Hardware:
+    """So many devices like the ones that the program is for, in nodes of 8."""
+    node = _NODE if devices % _NODE == 0 else devices
+    if default_device().platform == "rocm":
+        return Hardware(Devices.of(devices, node), INFINITY_FABRIC, MI300X)
+    return Hardware(Devices.of(devices, node), NVLINK_4, H100)
+
+
+def cheapest(strategies: Iterable[Cost]) -> Strategy | None:
+    """The strategy with the least modelled time; None if that exchanges heads."""
+    best = choose(strategies)
+    return next((x for x in STRATEGIES if best is not None and x == best.strategy), None)

@@ -22,9 +22,10 @@ import jax
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.console import print_line, waiting
 from attn_dispatch.core import select
 from attn_dispatch.core.rewrites.rewrite import for_, forward_of
-from attn_dispatch.core.tuning import operands, screen, timing, winners
+from attn_dispatch.core.tuning import operands, timing, winners
 from attn_dispatch.core.tuning.contestants import (
     Contestant,
     Standings,
@@ -125,7 +126,7 @@ def _run_contest(
         settings.restored(surroundings),
         settings.restored(replace(settings.current(), tuning_seconds=None, fallback="silent")),
         jax.default_device(jax.local_devices(backend=device.platform)[0]),
-        screen.progress(_short(spec)) as say,
+        waiting(f"tuning {_short(spec)}") as say,
     ):
         try:
             arrays = _arrays(spec, device)
@@ -134,20 +135,20 @@ def _run_contest(
             )
         except Exception as error:
             # Out of memory, or the untuned choice failed: the call runs without tuning.
-            screen.print_line(f"not tuned: {_short(spec)}: {first_line(error)}")
+            print_line(f"not tuned: {_short(spec)}: {first_line(error)}")
             return None
     tried = len(standings.seconds) + len(standings.left_out)
-    screen.print_line(
+    print_line(
         f"tuned: {_short(spec)}: {winner}; {tried} tried in {time.monotonic() - start:.1f} s"
     )
     for reason in dict.fromkeys(standings.left_out.values()):
         names = [name for name, of in standings.left_out.items() if of == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        screen.print_line(f"  left out: {names[0]}{more}: {reason}")
+        print_line(f"  left out: {names[0]}{more}: {reason}")
     try:
         winners.keep(winner)
     except OSError as error:
-        screen.print_line(f"not kept: {error}")
+        print_line(f"not kept: {error}")
     return winner
 
 
@@ -168,7 +169,7 @@ def _ranked(
     contestants: Sequence[Contestant],
     arrays: Mapping[str, jax.Array],
     deadline: float,
-    say: screen.Say,
+    say: Callable[[str], None],
     stop: threading.Event,
 ) -> tuple[Standings, Winner]:
     untuned, standings = contestants[0], Standings()

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.console import print_line
 from attn_dispatch.core import select
 from attn_dispatch.core.rewrites.rewrite import SEQUENCE_OPERANDS, is_affordable
-from attn_dispatch.core.tuning import screen, timing
+from attn_dispatch.core.tuning import timing
 from attn_dispatch.devices.device import Device
 
 
@@ -29,7 +30,7 @@ class Contestant:
         try:
             return implementation.other_engines(self.choice.chain.spec, device)
         except Exception as error:  # another package may raise anything
-            screen.print_line(f"{implementation.NAME}: other_engines failed: {first_line(error)}")
+            print_line(f"{implementation.NAME}: other_engines failed: {first_line(error)}")
             return ()
 
 

@@ -1,9 +1,13 @@
-"""A pool of pages spread over devices: every device attends to the pages that it holds.
+"""A cache spread over devices: every device attends from all rows to the keys that it holds.
 
-For that a device moves its own pages to the front of each row of the page table. They stay in their
-order, so that only the last one may be partly filled, and a length says how many keys there are:
-an ordinary paged call. Each causal query has a row of its own, because between the pages that a
-device holds there is no diagonal. The results are merged as in keys.py.
+They are a part of the keys, or some pages of a pool. The results are merged by two small sums over
+the devices instead of a gather of the keys. In the backward pass each device has the gradients of
+its own keys, and queries' are summed.
+
+A device moves its own pages to the front of each row of the page table. They stay in their order,
+so that only the last one may be partly filled, and a length says how many keys there are: an
+ordinary paged call. Each causal query has a row of its own, because between the pages that a device
+holds there is no diagonal.
 """
 
 from __future__ import annotations
@@ -15,17 +19,60 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_dispatch.core.context import keys
-from attn_dispatch.core.context.device_call import Arrays, DeviceCall, alike
-from attn_dispatch.semantics.sinks import with_sinks
+from attn_dispatch.call.context import Context
+from attn_dispatch.core.context.device_call import Arrays, DeviceCall, alike, wide
+from attn_dispatch.semantics.sinks import sinks_grad, with_sinks
 
 _POOLS = ("key_pages", "value_pages")
 
 
-def compute(device: DeviceCall) -> Arrays:
+def of_keys(device: DeviceCall) -> Arrays:
+    """The device's results: those of all rows, and the gradients of its own keys."""
+    # A single query that is level with the last key sees all keys.
+    meaning = replace(device.meaning, is_causal=False, same_lengths=False)
+    results = device.piece(
+        device.own_lengths("key_value_seq_lengths", device.operands["key"].shape[-3]),
+        meaning=meaning,
+        without=("sinks",),
+    )
+    if not device.is_backward:
+        return _with_sinks(device, _merged(device.context, results))
+    if "query" in results:
+        (query,) = wide({"query": results["query"]}).values()
+        results["query"] = cast("jax.Array", lax.psum(query, device.context.axes))
+    if "sinks" in device.options.wanted.gradients:
+        results["sinks"] = device.unfolded("sinks", sinks_grad)
+    return results
+
+
+def of_pages(device: DeviceCall) -> Arrays:
     """The results of all rows, on each device."""
-    found = _in_call(device, keys.merged(device.context, _own_results(device)))
-    return with_sinks(found, device.operands["sinks"]) if "sinks" in device.operands else found
+    return _with_sinks(device, _in_call(device, _merged(device.context, _own_results(device))))
+
+
+def _merged(context: Context, own: Arrays) -> Arrays:
+    """out and lse over the keys of all devices, as in semantics/merge.py."""
+    axes, lse = context.axes, own["lse"]
+    top = cast("jax.Array", lax.pmax(lse, axes))
+    top = jnp.where(top == -jnp.inf, 0, top)
+    # A maximum over devices may drop NaN, and on a CPU some fusions then make exp(NaN) 0.
+    weight = jnp.where(jnp.isnan(lse), lse, jnp.exp(lse - top))
+    by_row = jnp.swapaxes(weight, -1, -2)[..., None]
+    out = jnp.where(by_row == 0, 0, own["out"].astype(lse.dtype)) * by_row
+    total, out = cast("tuple[jax.Array, jax.Array]", lax.psum((weight, out), axes))
+    is_empty = total == 0
+    share = jnp.where(is_empty, 1, total)
+    results = {
+        "out": out / jnp.swapaxes(share, -1, -2)[..., None],
+        "lse": jnp.where(is_empty, -jnp.inf, top + jnp.log(share)),
+    }
+    if "row_max" in own:
+        results["row_max"] = cast("jax.Array", lax.pmax(own["row_max"], axes))
+    return results
+
+
+def _with_sinks(device: DeviceCall, merged: Arrays) -> Arrays:
+    return with_sinks(merged, device.operands["sinks"]) if "sinks" in device.operands else merged
 
 
 def _own_results(device: DeviceCall) -> Arrays:
@@ -97,7 +144,7 @@ def _visible(device: DeviceCall) -> tuple[jax.Array, jax.Array]:
     return jnp.maximum(seen, 0), (number < 0) | (number > queries)
 
 
-def _in_call(device: DeviceCall, found: Arrays) -> Arrays:
+def _in_call(device: DeviceCall, results: Arrays) -> Arrays:
     """The results with all queries along one axis: out [..., T, N, V], lse [..., N, T]."""
     spec = device.call.spec
 
@@ -105,6 +152,6 @@ def _in_call(device: DeviceCall, found: Arrays) -> Arrays:
         x = jnp.moveaxis(x, -3, -2)  # [..., N, R, T / R]
         return x.reshape(*x.shape[:-2], spec.seq_len_q)
 
-    out = found["out"]
-    by_name = {x: by_head(y) for x, y in found.items() if x != "out"}
+    out = results["out"]
+    by_name = {x: by_head(y) for x, y in results.items() if x != "out"}
     return {"out": out.reshape(*out.shape[:-4], spec.seq_len_q, *out.shape[-2:])} | by_name
