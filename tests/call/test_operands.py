@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,12 +16,17 @@ from attn_dispatch.call.operands import (
     Operand,
     Section,
     axis_of,
+    changed_along,
+    fitted,
     listed,
     mod_operands,
+    resized,
     with_axis,
     with_role,
 )
 from attn_dispatch.call.options import AttentionOptions, Meaning
+from attn_dispatch.core.rewrites.rewrite import changed
+from attn_dispatch.core.rewrites.wide_heads import HEADS_OF_256
 from attn_dispatch.core.shards import Shards, layout
 from attn_dispatch.core.splitting import split
 from attn_dispatch.inspection import spec_of
@@ -61,8 +67,8 @@ def test_new_operand_is_found_by_its_axes():
 
 def test_section_of_new_operand_is_cut_and_pasted():
     x = temperature()
-    rows = Section({"t": 4, "s": 5, "n": 8}, {"t": (1, 3), "s": (0, 2)})
-    assert rows.shape(NAME, x.shape) == (6, 2, 8)
+    rows = Section({"t": (1, 3), "s": (0, 2)})
+    assert resized(NAME, x.shape, rows.sizes) == (6, 2, 8)
     part = rows.cut(NAME, x)
     np.testing.assert_array_equal(part, x[:, 1:3])
     whole = rows.pasted(NAME, part, x.shape, value=-1.0)
@@ -71,9 +77,46 @@ def test_section_of_new_operand_is_cut_and_pasted():
 
 
 def test_shared_axis_is_not_cut():
-    shared = Section({"b": 6}, {"b": (2, 4)})
-    assert shared.cut(NAME, temperature()).shape[0] == 2
-    assert shared.cut(NAME, temperature(1)).shape[0] == 1
+    rows = Section({"b": (2, 4)})
+    assert rows.cut(NAME, temperature()).shape[0] == 2
+    assert rows.cut(NAME, temperature(1)).shape[0] == 1
+
+
+def test_new_operand_is_cut_and_padded_to_sizes():
+    x = temperature()
+    found = fitted(NAME, x, {"t": 6, "n": 7, "s": 3})
+    np.testing.assert_array_equal(found, jnp.pad(x[:, :, :7], [(0, 0), (0, 2), (0, 0)]))
+    assert fitted(NAME, temperature(1), {"b": 6}).shape[0] == 1
+
+
+def test_new_operand_is_changed_along_its_axes():
+    x = temperature()
+    np.testing.assert_array_equal(changed_along("n", NAME, x, reversed_rows), x[:, :, ::-1])
+    assert changed_along("s", NAME, x, reversed_rows) is x
+
+
+def test_new_operand_is_resized_and_made_in_a_changed_call():
+    spec = call_with((6, 4, 8)).spec
+    assert changed(spec, sizes={"t": 9, "n": 4, "k": 1}).shape(NAME) == (6, 9, 4)
+    shared = call_with((1, 4, 8)).spec
+    assert changed(shared, sizes={"b": 3}).shape(NAME) == (1, 4, 8)
+    assert spec.made(NAME, {"b": 3}).shape == (3, 4, 8)
+
+
+def reversed_rows(x: jax.Array) -> jax.Array:
+    return x[:, ::-1]
+
+
+def test_call_on_pages_with_wider_heads_has_wider_pages():
+    """Rewrites that name axes alone reach operands that no list of query, key and value has."""
+    pages = jnp.zeros((3, 4, 2, 8), jnp.bfloat16)
+    spec = spec_of(
+        query=jnp.zeros((2, 1, 2, 8), jnp.bfloat16), key_pages=pages, value_pages=pages,
+        page_table=jnp.zeros((2, 2), jnp.int32), key_value_seq_lengths=jnp.ones(2, jnp.int32),
+    )  # fmt: skip
+    wide = HEADS_OF_256.inner(spec)
+    assert wide.shape("query")[-1] == wide.shape("key_pages")[-1] == 256
+    assert wide.shape("value_pages") == spec.shape("value_pages")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ arrays by their axes asks the table. So a new operand is one entry, and what com
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -157,17 +157,17 @@ TABLE = {
         Entry("key_value_seq_lengths", "b", "int32", ("length", "sequence", "ids")),
         Entry("query_segment_ids", "b t", "int32", ("sequence", "ids")),
         Entry("key_value_segment_ids", "b s", "int32", ("sequence", "ids")),
-        Entry("cu_seqlens_q", "b m", "int32", ("sequence", "ids")),
-        Entry("cu_seqlens_kv", "b m", "int32", ("sequence", "ids")),
-        Entry("window", "1b e", "int32", ("ids",)),
+        Entry("cu_seqlens_q", "b z", "int32", ("sequence", "ids")),
+        Entry("cu_seqlens_kv", "b z", "int32", ("sequence", "ids")),
+        Entry("window", "1b w", "int32", ("ids",)),
         Entry("causal_offset", "1b", "int32"),
         Entry("alibi_slopes", "1b n", "", ("differentiable",)),
         Entry("sinks", "1b n", "", ("differentiable",)),
         Entry("dropout_key", "d w", "uint32"),
         Entry("dropout_start", "d w", "int32"),
-        Entry("score_mod", "1c", ""),
-        Entry("mask_mod", "1c", ""),
-        Entry("mods_start", "c w", "int32"),
+        Entry("score_mod", "1a", ""),
+        Entry("mask_mod", "1a", ""),
+        Entry("mods_start", "a w", "int32"),
         Entry("out", "b t n v", "call", ("residual",)),
         Entry("lse", "b n t", "lse", ("residual",)),
         Entry("out_grad", "b t n v", "call", ("residual",)),
@@ -179,8 +179,8 @@ TABLE = {
 """The operands and results of all calls. score_mod and mask_mod stand for all arrays that these
 read, with the first of their axes.
 
-Beside the letters above: C pools, or entries that mods read, P pages of a pool, E keys of a page,
-M columns of a table, D dropout keys, W words or numbers.
+Beside the letters above: C pools, P pages of a pool, E keys of a page, M columns of a page table,
+Z ends of sequences, A entries that mods read, D dropout keys, W words or numbers.
 """
 
 _MOD_OPERAND = re.compile(r"(score_mod|mask_mod)_\d+")
@@ -226,14 +226,50 @@ def axis_of(name: str, letter: str) -> int | None:
     return axes.index(letter) - len(axes) if letter in axes else None
 
 
+def resized(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of an operand or result after its axes get these sizes; an axis that it shares
+    keeps the size 1."""
+    known = listed(name)
+    kept = zip(known.axes, shape, strict=False)  # a mod's array has further axes
+    sized = tuple(size if _is_shared(known, x, size) else sizes.get(x, size) for x, size in kept)
+    return sized + shape[len(sized) :]
+
+
+def fitted(name: str, x: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+    """An operand or result cut, or padded with zeros, at the ends of its axes to these sizes."""
+    shape = resized(name, x.shape, sizes)
+    if any(new < old for new, old in zip(shape, x.shape, strict=True)):
+        x = x[tuple(map(slice, shape))]
+    if shape == x.shape:
+        return x
+    return jnp.pad(x, [(0, new - old) for new, old in zip(shape, x.shape, strict=True)])
+
+
+def changed_along(
+    letter: str, name: str, x: jax.Array, change: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """An operand or result changed by a function of [B, L, ...], where L is the axis of this
+    letter; x itself if it has none."""
+    if (axis := axis_of(name, letter)) is None:
+        return x
+    return jnp.moveaxis(change(jnp.moveaxis(x, axis, 1)), 1, axis)
+
+
+def _is_shared(known: Entry, letter: str, size: int) -> bool:
+    return letter in known.shared and size == 1
+
+
 @dataclass(frozen=True)
 class Section:
     """A range along some axes of a call, which is cut from its arrays and pasted back."""
 
-    sizes: Mapping[str, int]
-    """The sizes of the whole call's axes, by their letters."""
     ranges: Mapping[str, tuple[int, int]]
-    """First and end along some of these axes, by their letters."""
+    """First and end along the axes, by their letters."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of these axes in the section."""
+        return {x: end - first for x, (first, end) in self.ranges.items()}
 
     def has(self, name: str) -> bool:
         """Whether an operand or result has one of the axes."""
@@ -241,15 +277,11 @@ class Section:
 
     def slices(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """The section of an operand or result of the whole call; all of an axis that it shares."""
+        known = listed(name)
         return tuple(
-            slice(*self.ranges[x]) if x in self.ranges and size == self.sizes[x] else slice(0, size)
-            for x, size in zip(listed(name).axes, shape, strict=False)
+            slice(0, size) if _is_shared(known, x, size) else slice(*self.ranges.get(x, (0, size)))
+            for x, size in zip(known.axes, shape, strict=False)
         )
-
-    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the section of an operand or result with this shape."""
-        cut = tuple(x.stop - x.start for x in self.slices(name, shape))
-        return cut + shape[len(cut) :]
 
     def cut(self, name: str, x: jax.Array) -> jax.Array:
         """The section of an operand or result; all of an array without any of the axes."""

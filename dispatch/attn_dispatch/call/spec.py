@@ -5,14 +5,14 @@ operands.py lists the arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.operands import ArrayType, Operand
+from attn_dispatch.call.operands import ArrayType, Operand, listed
 from attn_dispatch.call.options import (
     AttentionOptions,
     Meaning,
@@ -89,13 +89,8 @@ class AttentionSpec:
 
     def backward(self, options: AttentionOptions) -> AttentionSpec:
         """The backward call with these options that belongs to this forward call."""
-        out = ((self.batch, self.seq_len_q, self.num_heads, self.head_dim_v), self.dtype)
-        lse = ((self.batch, self.num_heads, self.seq_len_q), self.lse_dtype)
-        residuals = {"out": out, "lse": lse, "out_grad": out, "lse_grad": lse}
-        names = options.operands[len(self.operands) :]
-        return AttentionSpec(
-            options, self.operands + tuple(Operand(name, *residuals[name]) for name in names)
-        )
+        residuals = options.operands[len(self.operands) :]
+        return AttentionSpec(options, self.operands + tuple(map(self.made, residuals)))
 
     def expected_backward(self) -> AttentionSpec | None:
         """The backward call of a forward call that will be differentiated, with no gradient of lse;
@@ -185,6 +180,28 @@ class AttentionSpec:
     @cached_property
     def head_dim_v(self) -> int:
         return self.shape("value_pages" if self.is_paged else "value")[-1]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of the axes of scores, by their letters (operands.py)."""
+        return {
+            "b": self.batch,
+            "t": self.seq_len_q,
+            "s": self.seq_len_kv,
+            "n": self.num_heads,
+            "k": self.num_kv_heads,
+            "h": self.head_dim,
+            "v": self.head_dim_v,
+        }
+
+    def made(self, name: str, sizes: Mapping[str, int] | None = None) -> Operand:
+        """An operand or result as the table of operands has it, shared along no axis.
+
+        `sizes` replaces those of the call, by the letters of axes.
+        """
+        known, all_sizes = listed(name), {**self.sizes, **(sizes or {})}
+        dtype = {"call": self.dtype, "lse": self.lse_dtype}.get(known.dtype, known.dtype)
+        return Operand(name, tuple(all_sizes[x] for x in known.axes), dtype)
 
     @cached_property
     def band(self) -> tuple[int | None, int | None]:
@@ -288,19 +305,9 @@ class AttentionSpec:
     @cached_property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The shapes and dtypes of the results, in the order of `result_names`."""
-        if self.is_backward:
-            return tuple(
-                jax.ShapeDtypeStruct(self.shape(name), self._by_name[name].dtype)
-                for name in self.wanted.gradients
-            )
-        b, t, n = self.batch, self.seq_len_q, self.num_heads
-        by_name = {
-            "out": jax.ShapeDtypeStruct((b, t, n, self.head_dim_v), self.dtype),
-            "lse": jax.ShapeDtypeStruct((b, n, t), self.lse_dtype),
-            "row_max": jax.ShapeDtypeStruct((b, n, t), self.lse_dtype),
-            "keep": jax.ShapeDtypeStruct((b, n, t, self.seq_len_kv), jnp.bool_),
-        }
-        return tuple(by_name[name] for name in self.result_names)
+        known = self._by_name if self.is_backward else {x: self.made(x) for x in self.result_names}
+        results = (known[name] for name in self.result_names)
+        return tuple(jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) for x in results)
 
     def __repr__(self) -> str:
         return f"<AttentionSpec {self}>"

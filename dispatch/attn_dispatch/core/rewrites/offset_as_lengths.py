@@ -22,6 +22,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import axis_of, changed_along
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     LENGTHS,
@@ -36,10 +37,6 @@ from attn_dispatch.semantics.diagonal import offset_of, static_offset
 from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 
-_QUERY_ROWS = ("query", "out", "out_grad")
-_KEY_ROWS = ("key", "value")
-_ROWS_BY_HEAD = ("lse", "lse_grad", "row_max")
-"""Arrays [B, N, T]."""
 _BY_PAIR = ("bias", "mask", "alibi_slopes", "dropout_key")
 """Operands that would have to be reversed as well."""
 
@@ -80,7 +77,7 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
     return changed(
         spec,
         without=("causal_offset",),
-        arrays={name: ((spec.batch,), "int32") for name in LENGTHS},
+        made=LENGTHS,
         meaning=meaning,
         promises=replace(spec.promises, is_checked=True),
     )
@@ -154,11 +151,8 @@ class _Rows:
 
     def reversed(self, name: str, x: jax.Array) -> jax.Array:
         """The rows of an operand or result of this name in reversed order; others unchanged."""
-        if name in _ROWS_BY_HEAD:
-            return jnp.swapaxes(_reversed(jnp.swapaxes(x, 1, 2), self.queries), 1, 2)
-        if name in _QUERY_ROWS:
-            return _reversed(x, self.queries)
-        return _reversed(x, self.keys) if name in _KEY_ROWS else x
+        x = changed_along("t", name, x, lambda x: _reversed(x, self.queries))
+        return changed_along("s", name, x, lambda x: _reversed(x, self.keys))
 
 
 def _reversed(x: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -196,22 +190,23 @@ def _compute(
 
 def _both(rows: _Rows, name: str, x: jax.Array, past: jax.Array) -> jax.Array:
     """A result of both calls: of each query that of its call, of anything else the sum."""
-    if name not in _QUERY_ROWS + _ROWS_BY_HEAD:
+    if (axis := axis_of(name, "t")) is None:
         wide = jnp.promote_types(x.dtype, jnp.float32)
         return (x.astype(wide) + past.astype(wide)).astype(x.dtype)
-    if name in _ROWS_BY_HEAD:
-        is_past = rows.is_past(x.shape[2])[:, None]
-    else:
-        is_past = rows.is_past(x.shape[1])[..., None, None]
-    return jnp.where(is_past, past, x)
+    is_past = rows.is_past(x.shape[axis])
+    return jnp.where(is_past[:, None] if axis == -1 else is_past[..., None, None], past, x)
 
 
 def _reversed_bytes(spec: AttentionSpec) -> int:
     """Bytes of the reversed operands and results."""
-    names = _QUERY_ROWS + _KEY_ROWS
-    held = [(x.shape, x.dtype) for x in spec.operands if x.name in names]
+    held = [(x.shape, x.dtype) for x in spec.operands if _has_rows(x.name)]
     held += [(x.shape, x.dtype.name) for x in spec.results]
     return sum(math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in held)
+
+
+def _has_rows(name: str) -> bool:
+    """Whether an operand is [B, L, heads, dim], with queries or keys along L."""
+    return -3 in (axis_of(name, "t"), axis_of(name, "s"))
 
 
 OFFSET_AS_LENGTHS = Rewrite(

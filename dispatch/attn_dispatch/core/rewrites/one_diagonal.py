@@ -11,11 +11,13 @@ its diagonal. Rows before the first query are zeros, whose gradients are 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import changed_along
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     BACKWARD,
@@ -31,10 +33,6 @@ from attn_dispatch.semantics.given_ids import row_lengths
 from attn_dispatch.semantics.real_rows import NO_WEIGHT
 from attn_dispatch.semantics.wider_arrays import round_up
 
-_QUERY_ROWS = ("query", "out", "out_grad")
-_KEY_ROWS = ("key", "value")
-_ROWS_BY_HEAD = ("lse", "lse_grad")
-"""Arrays [B, N, T]."""
 _REFUSED = ("bias", "mask", "window", "alibi_slopes", "dropout_key")
 """Operands with which the rewrite does not apply: those over pairs, and those with which the kernel
 counts from the top left already."""
@@ -64,19 +62,16 @@ def _when(spec: AttentionSpec) -> bool:
 def _inner(spec: AttentionSpec) -> AttentionSpec:
     left = spec.band[0]
     assert left is not None
-    rows = _rows(spec, left)
-    arrays: dict[str, tuple[tuple[int, ...], str]] = {}
-    for x in spec.operands:
-        if x.name in _QUERY_ROWS + _KEY_ROWS:
-            arrays[x.name] = ((spec.batch, rows, *x.shape[2:]), x.dtype)
-        elif x.name in _ROWS_BY_HEAD:
-            arrays[x.name] = ((*x.shape[:2], rows), x.dtype)
-    has_lengths = any(map(spec.has, LENGTHS))
-    if has_lengths:
-        arrays |= {name: ((spec.batch,), "int32") for name in LENGTHS}
+    rows, has_lengths = _rows(spec, left), any(map(spec.has, LENGTHS))
     as_rows = keys_as_rows(spec.meaning)
     meaning = replace(as_rows, heads_first_q=False, causal_alignment="top_left")
-    return changed(spec, arrays=arrays, meaning=meaning, same_lengths=has_lengths)
+    return changed(
+        spec,
+        sizes={"t": rows, "s": rows},
+        made=LENGTHS if has_lengths else (),
+        meaning=meaning,
+        same_lengths=has_lengths,
+    )
 
 
 def _compute(
@@ -86,24 +81,21 @@ def _compute(
     queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
     first_key = jnp.maximum(keys - rows, 0)
     first_query = first_key - (keys - queries)
-    given = dict(operands)
-    for name, x in operands.items():
-        if name in _QUERY_ROWS:
-            given[name] = _part(x, first_query, rows)
-        elif name in _KEY_ROWS:
-            given[name] = _part(x, first_key, rows)
-        elif name in _ROWS_BY_HEAD:
-            filler = NO_WEIGHT if name == "lse" else 0
-            by_row = _part(x.swapaxes(1, 2), first_query, rows, filler)
-            given[name] = by_row.swapaxes(1, 2)
+
+    def moved(name: str, x: jax.Array, *, is_result: bool = False) -> jax.Array:
+        """The rows of an operand at their places in the inner call; those of a result back."""
+        filler, sizes = NO_WEIGHT if name == "lse" else 0, (spec if is_result else inner).sizes
+
+        def part(letter: str, first: jax.Array) -> Callable[[jax.Array], jax.Array]:
+            return lambda x: _part(x, -first if is_result else first, sizes[letter], filler)
+
+        x = changed_along("t", name, x, part("t", first_query))
+        return changed_along("s", name, x, part("s", first_key))
+
+    given = {name: moved(name, x) for name, x in operands.items()}
     given |= dict.fromkeys(LENGTHS, jnp.minimum(keys, rows))
-    results = dict(calls.kernel(for_(inner, given)))
-    for name, x in results.items():
-        if name == "query":
-            results[name] = _part(x, -first_query, spec.seq_len_q)
-        elif name in _KEY_ROWS:
-            results[name] = _part(x, -first_key, spec.seq_len_kv)
-    return results
+    results = calls.kernel(for_(inner, given))
+    return {name: moved(name, x, is_result=True) for name, x in results.items()}
 
 
 def _rows(spec: AttentionSpec, left: int) -> int:

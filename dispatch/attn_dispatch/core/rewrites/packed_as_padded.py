@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import changed_along
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     LENGTHS,
     SEQUENCE_OPERANDS,
     SEQUENCES,
+    UNSEEN,
     Calls,
     NamedArrays,
     Rewrite,
@@ -26,11 +28,6 @@ from attn_dispatch.core.rewrites.rewrite import (
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.packing import SequenceRanges
 
-_QUERY_ROWS = ("query", "out", "out_grad")
-_KEY_ROWS = ("key", "value")
-_ROWS_BY_HEAD = ("lse", "lse_grad", "row_max")
-"""Arrays [B, N, T]."""
-_OF_BATCH_ROW = ("alibi_slopes", "sinks", "causal_offset")
 _REFUSED = ("bias", "mask", "window")
 """Operands with which the rewrite does not apply: those over pairs, which would have to be divided
 too, and window, which has a batch row."""
@@ -52,27 +49,13 @@ def _number(spec: AttentionSpec) -> int:
     return number
 
 
-def _arrays(spec: AttentionSpec) -> dict[str, tuple[tuple[int, ...], str]]:
-    t, s = spec.longest_sequences
-    batch = spec.batch * _number(spec)
-    arrays: dict[str, tuple[tuple[int, ...], str]]
-    arrays = {name: ((batch,), "int32") for name in LENGTHS}
-    for x in spec.operands:
-        if x.name in _QUERY_ROWS + _KEY_ROWS:
-            length = t if x.name in _QUERY_ROWS else s
-            arrays[x.name] = ((batch, length, *x.shape[2:]), x.dtype)
-        elif x.name in _ROWS_BY_HEAD:
-            arrays[x.name] = ((batch, x.shape[1], t), x.dtype)
-        elif x.name in _OF_BATCH_ROW and x.shape[0] > 1:
-            arrays[x.name] = ((batch, *x.shape[1:]), x.dtype)
-    return arrays
-
-
 def _inner(spec: AttentionSpec) -> AttentionSpec:
+    t, s = spec.longest_sequences
     return changed(
         spec,
         without=tuple(x for x in SEQUENCE_OPERANDS if x not in LENGTHS),
-        arrays=_arrays(spec),
+        sizes={"b": spec.batch * _number(spec), "t": t, "s": s},
+        made=LENGTHS,
         meaning=replace(spec.meaning, max_segments=None, max_seq_lens=None),
     )
 
@@ -83,52 +66,30 @@ def _compute(
     ranges = SequenceRanges.of(spec, operands)
     queries = _Places(ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, inner.seq_len_q)
     keys = _Places(ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, inner.seq_len_kv)
-    given = operands | {
+    given = {name: x for name, x in operands.items() if inner.has(name)} | {
         "query_seq_lengths": ranges.lengths_q.reshape(-1),
         "key_value_seq_lengths": ranges.lengths_kv.reshape(-1),
     }
-    given |= _padded(spec, operands, queries, keys)
-    results = dict(calls.kernel(for_(inner, given)))
-    results |= _packed(spec, results, queries, keys)
+
+    def padded(name: str, x: jax.Array) -> jax.Array:
+        x = changed_along("t", name, x, queries.padded)
+        x = changed_along("s", name, x, keys.padded)
+        batch = inner.shape(name)[0]
+        return x if x.shape[0] == batch else jnp.repeat(x, _number(spec), axis=0)
+
+    def packed(name: str, x: jax.Array) -> jax.Array:
+        padding = UNSEEN.get(name, 0)
+        if name == "keep":
+            return changed_along("t", name, x, lambda x: keys.columns(queries.packed(x, padding)))
+        x = changed_along("t", name, x, lambda x: queries.packed(x, padding))
+        x = changed_along("s", name, x, lambda x: keys.packed(x, 0))
+        if spec.is_backward and x.shape[0] > spec.shape(name)[0]:
+            x = x.reshape(spec.batch, _number(spec), -1).sum(axis=1)
+        return x
+
+    results = calls.kernel(for_(inner, {name: padded(name, x) for name, x in given.items()}))
+    results = {name: packed(name, x) for name, x in results.items()}
     return results if spec.is_backward else nan_where_invalid(spec, operands, results)
-
-
-def _padded(
-    spec: AttentionSpec, operands: NamedArrays, queries: _Places, keys: _Places
-) -> NamedArrays:
-    """The operands whose rows the inner call has in padded arrays."""
-    given: NamedArrays = {}
-    for name, x in operands.items():
-        if name in _QUERY_ROWS:
-            given[name] = queries.padded(x)
-        elif name in _KEY_ROWS:
-            given[name] = keys.padded(x)
-        elif name in _ROWS_BY_HEAD:
-            given[name] = jnp.swapaxes(queries.padded(jnp.swapaxes(x, 1, 2)), 1, 2)
-        elif name in _OF_BATCH_ROW and x.shape[0] > 1:
-            given[name] = jnp.repeat(x, _number(spec), axis=0)
-    return given
-
-
-def _packed(
-    spec: AttentionSpec, results: NamedArrays, queries: _Places, keys: _Places
-) -> NamedArrays:
-    """The results of the inner call that the call has in packed arrays, or by batch row."""
-    found: NamedArrays = {}
-    for name, x in results.items():
-        if name in _QUERY_ROWS:
-            found[name] = queries.packed(x, 0)
-        elif name in _KEY_ROWS:
-            found[name] = keys.packed(x, 0)
-        elif name in _ROWS_BY_HEAD:
-            by_row = queries.packed(jnp.swapaxes(x, 1, 2), -jnp.inf)
-            found[name] = jnp.swapaxes(by_row, 1, 2)
-        elif name == "keep":
-            by_row = queries.packed(jnp.swapaxes(x, 1, 2), True)  # [B, T, N, S']
-            found[name] = jnp.swapaxes(keys.columns(by_row), 1, 2)
-        elif x.shape[0] > spec.shape(name)[0]:
-            found[name] = x.reshape(spec.batch, _number(spec), -1).sum(axis=1)
-    return found
 
 
 PACKED_AS_PADDED = Rewrite(
@@ -138,7 +99,7 @@ PACKED_AS_PADDED = Rewrite(
     asked_of=SEQUENCES,
     adds=LENGTHS,
     when=_when,
-    pairs=lambda spec: tuple(shape for shape, _ in _arrays(spec).values()),
+    pairs=lambda spec: tuple(x.shape for x in _inner(spec).operands),
     moves_dropout=True,
 )
 

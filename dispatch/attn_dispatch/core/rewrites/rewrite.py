@@ -9,7 +9,7 @@ from typing import Literal
 
 import jax
 
-from attn_dispatch.call.operands import Operand
+from attn_dispatch.call.operands import Operand, resized, with_role
 from attn_dispatch.call.options import RESIDUALS, TRAINING, Meaning, Promises, Wanted
 from attn_dispatch.call.spec import AttentionSpec
 
@@ -31,14 +31,11 @@ KernelCompute = Callable[[Mapping[str, jax.Array]], NamedArrays]
 MAX_PAIR_ENTRIES = 2**27
 """The most elements of an array over pairs of queries and keys that a rewrite may make."""
 
-LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
-_SEQUENCES = (
-    "query_segment_ids",
-    "key_value_segment_ids",
-    "cu_seqlens_q",
-    "cu_seqlens_kv",
-)
-SEQUENCE_OPERANDS = LENGTHS + _SEQUENCES
+LENGTHS = with_role("length")
+SEQUENCE_OPERANDS = with_role("sequence")
+
+UNSEEN: Mapping[str, float | bool] = {"lse": -math.inf, "row_max": -math.inf, "keep": True}
+"""The results of queries that see no key, where they are not 0."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +189,8 @@ def changed(
     spec: AttentionSpec,
     *,
     without: tuple[str, ...] = (),
+    sizes: Mapping[str, int] | None = None,
+    made: tuple[str, ...] = (),
     arrays: Arrangement | None = None,
     meaning: Meaning | None = None,
     wanted: Wanted | None = None,
@@ -203,23 +202,28 @@ def changed(
     Args:
       spec: the call. The result never has its partner.
       without: names of the operands to remove.
-      arrays: shape and dtype of each operand to add, or to replace.
+      sizes: new sizes of axes, by their letters in the table of operands. They change the shapes of
+        all operands with such an axis. A shared axis keeps the size 1.
+      made: names of operands to add, or to make anew, with the axes and dtype that the table has.
+      arrays: shape and dtype of each other operand to add, or to replace.
       meaning, wanted, promises: replace the call's if given.
       same_lengths: whether queries and keys have the same lengths. By default this stays as it is,
         but becomes False if lengths, segment ids or cu_seqlens are removed, added or replaced.
     """
-    arrays, meaning = arrays or {}, meaning or spec.meaning
-    kept = tuple(x for x in spec.operands if x.name not in without)
-    operands = tuple(
-        Operand(x.name, *arrays[x.name]) if x.name in arrays else x for x in kept
-    ) + tuple(Operand(name, *x) for name, x in arrays.items() if not spec.has(name))
-    names = tuple(x.name for x in operands)
+    meaning = meaning or spec.meaning
+    found = {x.name: x for x in spec.operands if x.name not in without}
+    if sizes:
+        found = {x: replace(y, shape=resized(x, y.shape, sizes)) for x, y in found.items()}
+    found |= {x: spec.made(x, sizes) for x in made}
+    found |= {x: Operand(x, *y) for x, y in (arrays or {}).items()}
+    operands = tuple(found.values())
     if same_lengths is None:
-        has_others = any(name in SEQUENCE_OPERANDS for name in (*without, *arrays))
-        same_lengths = meaning.same_lengths and not has_others
+        resized_names = (x.name for x in {*operands} - {*spec.operands})
+        others = {*without, *made, *(arrays or ()), *resized_names}
+        same_lengths = meaning.same_lengths and others.isdisjoint(SEQUENCE_OPERANDS)
     options = replace(
         spec.options,
-        operands=names,
+        operands=tuple(found),
         meaning=replace(meaning, same_lengths=same_lengths),
         wanted=replace(wanted or spec.wanted, partner=None),
         promises=promises or spec.promises,

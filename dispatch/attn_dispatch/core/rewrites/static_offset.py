@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.operands import Section
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
-    Arrangement,
+    UNSEEN,
     Calls,
     NamedArrays,
     Rewrite,
@@ -23,9 +23,6 @@ from attn_dispatch.core.rewrites.rewrite import (
     without_band,
     without_offset,
 )
-
-_UNSEEN = {"lse": -jnp.inf, "row_max": -jnp.inf, "keep": True}
-"""The results of queries that see no key, where they are not 0."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,10 @@ class _Rectangle:
         (first, end), (first_key, end_key) = self.queries, self.keys
         return self.offset - ((end_key - first_key) - (end - first))
 
-    def section(self, spec: AttentionSpec) -> Section:
+    @property
+    def section(self) -> Section:
         """The part of the call's arrays that it covers."""
-        sizes = {"t": spec.seq_len_q, "s": spec.seq_len_kv}
-        return Section(sizes, {"t": self.queries, "s": self.keys})
+        return Section({"t": self.queries, "s": self.keys})
 
 
 def _is_static(spec: AttentionSpec) -> bool:
@@ -89,12 +86,6 @@ def _when(spec: AttentionSpec) -> bool:
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
     found = _Rectangle.of(spec)
-    section = found.section(spec)
-    arrays: Arrangement = {
-        x.name: (section.shape(x.name, x.shape), x.dtype)
-        for x in spec.operands
-        if section.has(x.name)
-    }
     # ALiBi needs the corner in which the diagonal does start.
     is_top_left = spec.has("alibi_slopes") and found.from_the_end != 0
     moved = found.offset if is_top_left else found.from_the_end
@@ -111,17 +102,17 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
         is_causal=is_causal,
         window=(left, None if is_causal else right),
     )
-    return changed(spec, arrays=arrays, meaning=meaning)
+    return changed(spec, sizes=found.section.sizes, meaning=meaning)
 
 
 def _compute(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
-    section = _Rectangle.of(spec).section(spec)
+    section = _Rectangle.of(spec).section
     given = {name: section.cut(name, x) for name, x in operands.items()}
     results = calls.kernel(for_(inner, given))
     return {
-        name: section.pasted(name, results[name], whole.shape, _UNSEEN.get(name, 0))
+        name: section.pasted(name, results[name], whole.shape, UNSEEN.get(name, 0))
         for name, whole in zip(spec.result_names, spec.results, strict=True)
     }
 
@@ -145,7 +136,7 @@ def _constants(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
     return {
-        name: jnp.full(x.shape, _UNSEEN.get(name, 0), x.dtype)
+        name: jnp.full(x.shape, UNSEEN.get(name, 0), x.dtype)
         for name, x in zip(spec.result_names, spec.results, strict=True)
     }
 

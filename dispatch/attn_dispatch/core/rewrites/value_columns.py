@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import Section, fitted
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Calls, NamedArrays, Rewrite, changed, for_
-from attn_dispatch.semantics.wider_arrays import pad_last, round_up
+from attn_dispatch.semantics.wider_arrays import round_up
 
-_COLUMNS = ("value", "out", "out_grad")
 _MULTIPLE = 8
 """Head dims are multiples of this. The gradient of lse needs at most this many columns."""
 
@@ -22,16 +22,9 @@ _MULTIPLE = 8
 def _value_columns(most: int, *, needed_for: str) -> Rewrite:
     """The rewrite into calls with at most `most` columns of value each."""
 
-    def inner(spec: AttentionSpec) -> AttentionSpec:
-        size = _columns(spec, most)
-        arrays = {
-            x.name: ((*x.shape[:3], size), x.dtype) for x in spec.operands if x.name in _COLUMNS
-        }
-        return changed(spec, arrays=arrays)
-
     return Rewrite(
         f"value: a call for at most {most} columns each, one after the other",
-        inner,
+        lambda spec: changed(spec, sizes={"v": _columns(spec, most)}),
         _compute,
         when=lambda spec: _columns(spec, most) < spec.head_dim_v,
         needed_for=needed_for,
@@ -41,15 +34,13 @@ def _value_columns(most: int, *, needed_for: str) -> Rewrite:
 def _compute(
     spec: AttentionSpec, inner: AttentionSpec, operands: NamedArrays, calls: Calls
 ) -> NamedArrays:
-    size, given = inner.head_dim_v, for_(inner, operands)
-    parts: list[NamedArrays] = []
+    size, parts = inner.head_dim_v, list[NamedArrays]()
     for first in range(0, spec.head_dim_v, size):
-        for name in _COLUMNS:
-            if name in given:
-                given[name] = pad_last(operands[name][..., first : first + size], size)
-        parts.append(calls.kernel(dict(given)))
+        columns = Section({"v": (first, min(first + size, spec.head_dim_v))})
+        given = {x: fitted(x, columns.cut(x, y), inner.sizes) for x, y in operands.items()}
+        parts.append(calls.kernel(for_(inner, given)))
         if spec.has("lse_grad"):
-            given["lse_grad"] = jnp.zeros_like(given["lse_grad"])
+            operands = operands | {"lse_grad": jnp.zeros_like(operands["lse_grad"])}
     results = dict(parts[0])
     if not spec.is_backward:
         out = jnp.concatenate([part["out"] for part in parts], axis=3)
