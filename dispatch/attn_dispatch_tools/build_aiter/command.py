@@ -165,7 +165,11 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
         ninja.run(work, jobs, report)
 
     files = sum(len(library.sources) for library in libraries)
-    done = install.install(work, folder, arch, source_wheel, tools, filters, files)
+    done = install.install(
+        folder, tools, filters,
+        generation=aiter_folder.GENERATION, version=source_wheel.version, arch=arch,
+        libraries=names, kernels=source_wheel.asm(arch), files=files,
+    )  # fmt: skip
     minutes = (time.monotonic() - started) / 60
     print(f"{folder}: {', '.join(names)} and {done.asm_kernels} ASM kernels; {minutes:.1f} minutes")
     print(f"  {work} is no longer needed, unless you want to add kernels later")
