@@ -24,7 +24,7 @@ from attn_dispatch_tools.bench.table import markdown
 from attn_dispatch_tools.reports.environment import file_name
 from attn_dispatch_tools.reports.html_page import NO_MATPLOTLIB, page
 from attn_dispatch_tools.terminal.folder import made_folder
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, flag, option
 from attn_dispatch_tools.terminal.name_patterns import matches
 from attn_dispatch_tools.terminal.number_arguments import positive
 
@@ -47,56 +47,36 @@ _EXAMPLES = (
 def add_parser(commands: Commands, help: str) -> None:
     """Add `bench` to the parser of `attn-dispatch`."""
     parser = add_command(
-        commands, "bench", main,
-        help=help,
-        description=_DESCRIPTION, examples=_EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument(
-        "--grid", action="append", choices=[*GRIDS], dest="grids", metavar="GRID",
-        help=f"{', '.join(GRIDS)}; may be repeated (default: all, in this order)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cells", action="append", metavar="GLOB",
-        help="only cells named like this: 'd128*16k'; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--peer", action="append", metavar="GLOB", dest="peers",
-        help="only peers named like this: 'ours*'; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--direction", action="append", choices=[*WORK], dest="directions",
-        help="may be repeated (default: forward, and forward_backward)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rounds", type=positive(int), metavar="N",
-        help="measurements of each peer (default: enough for each peer to follow every other one "
-        "equally often)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seconds", type=positive(float), metavar="S",
-        help=f"length of one measurement (default: {Options.seconds}; for regret 0.01)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--time-limit", type=positive(float), metavar="S",
-        help="start no measurement after this many seconds; finished ones are saved",
-    )  # fmt: skip
-    parser.add_argument(
-        "--no-device-time", action="store_false", dest="device_time", help="leave out the profiler"
-    )
-    parser.add_argument(
-        "--torch-python", metavar="PATH", help="the Python that has torch, if it is not this one"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path(), metavar="FOLDER",
-        help="where the JSON file, or plots and the table, are written (default: here)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--plot", type=Path, nargs="+", metavar="FILE",
-        help="measure nothing; make plots and a table of these JSON files",
-    )  # fmt: skip
-    parser.add_argument(
-        "--html", action="store_true",
-        help="also write one HTML file that holds the table and all plots",
+        commands, "bench", main, help=help, description=_DESCRIPTION, examples=_EXAMPLES,
+        options=(
+            option("--grid", "GRID",
+                f"{', '.join(GRIDS)}; may be repeated (default: all, in this order)",
+                choices=[*GRIDS], dest="grids", action="append"),
+            option("--cells", "GLOB", "only cells named like this: 'd128*16k'; may be repeated",
+                action="append"),
+            option("--peer", "GLOB", "only peers named like this: 'ours*'; may be repeated",
+                dest="peers", action="append"),
+            option("--direction", None, "may be repeated (default: forward, and forward_backward)",
+                choices=[*WORK], dest="directions", action="append"),
+            option("--rounds", "N",
+                "measurements of each peer (default: enough for each peer to follow every other "
+                "one equally often)", type=positive(int)),
+            option("--seconds", "S",
+                f"length of one measurement (default: {Options.seconds}; for regret 0.01)",
+                type=positive(float)),
+            option("--time-limit", "S",
+                "start no measurement after this many seconds; finished ones are saved",
+                type=positive(float)),
+            flag("--no-device-time", "leave out the profiler",
+                dest="device_time", action="store_false"),
+            option("--torch-python", "PATH", "the Python that has torch, if it is not this one"),
+            option("--out", "FOLDER",
+                "where the JSON file, or plots and the table, are written (default: here)",
+                type=Path, default=Path()),
+            option("--plot", "FILE", "measure nothing; make plots and a table of these JSON files",
+                type=Path, nargs="+"),
+            flag("--html", "also write one HTML file that holds the table and all plots"),
+        ),
     )  # fmt: skip
     regret.add_arguments(parser)
 

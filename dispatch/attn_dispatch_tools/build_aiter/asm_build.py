@@ -16,13 +16,14 @@ from attn_dispatch.aiter.release import Release, text_of
 from attn_dispatch_tools.build_aiter import asm_tables, install, ninja, progress, toolchain, wheel
 from attn_dispatch_tools.build_aiter.checkout import RECOMMENDED, Checkout
 from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.build_aiter.generate import Filters
 from attn_dispatch_tools.build_aiter.ninja import Library
-from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 
 GENERATION = "v0.1.15"
 OPTIONS = ("-DENABLE_CK=0", "-DFAV3_ON=1", "-DONLY_FAV3=1")
 """The options of AITER's sources: no CK; ASM kernels in the forward and the backward pass."""
 
+_NO_CK_KERNELS = Filters("", "", "")
 _SOURCES = ("mha_fwd.cu", "mha_bwd.cu")
 _OLDEST_HIP = (6, 2)  # AITER finds its kernels with hipGetFuncBySymbol
 
@@ -53,7 +54,11 @@ def build(checkout: Checkout, arch: str, folder: Path, jobs: int) -> AiterBuild:
     ninja.write(work, tools, [library])
     with progress.steps("Compiling") as report:
         ninja.run(work, jobs, report)
-    done = _install(checkout, arch, folder, tools, len(library.sources))
+    done = install.install(
+        folder, tools, _NO_CK_KERNELS,
+        generation=GENERATION, version=checkout.text, arch=arch, libraries=(library.name,),
+        kernels=checkout.hsa / arch, files=len(library.sources),
+    )  # fmt: skip
     seconds = time.monotonic() - started
     print(f"{folder}: {library.name} and {done.asm_kernels} ASM kernels; {seconds:.0f} seconds")
     return done
@@ -77,28 +82,4 @@ def _library(checkout: Checkout, arch: str, work: Path) -> Library:
         # AITER's functions are exported, and must not be those of another library in the process.
         (*ninja.WRAPPED, "-Wl,-Bsymbolic"),
         wheel.environment_flags(arch, asm_root=True),
-    )
-
-
-def _install(
-    checkout: Checkout, arch: str, folder: Path, tools: Toolchain, files: int
-) -> AiterBuild:
-    kernels = install.replace_files(
-        folder, arch, folder / "work", (aiter_folder.ADAPTER,), checkout.hsa / arch
-    )
-    return install.record(
-        folder,
-        AiterBuild(
-            generation=GENERATION,
-            arch=arch,
-            wheel_version=checkout.text,
-            filter_forward="",
-            filter_backward="",
-            filter_split_kv="",
-            compiler=tools.description,
-            compile_check_only=False,
-            files=files,
-            asm_kernels=kernels,
-            date=install.now(),
-        ),
     )

@@ -26,7 +26,7 @@ from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.generate import Filters, Sources, generate
 from attn_dispatch_tools.build_aiter.ninja import Library
 from attn_dispatch_tools.terminal.folder import made_folder
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, option
 from attn_dispatch_tools.terminal.number_arguments import at_least
 
 _DESCRIPTION = """\
@@ -69,60 +69,31 @@ _BYTES_PER_JOB = 2 << 30
 
 def add_parser(commands: Commands, help: str) -> None:
     """Add `build-aiter` to the parser of `attn-dispatch`."""
-    parser = add_command(
-        commands, "build-aiter", main,
-        help=help,
-        description=_DESCRIPTION, notes=_FILTER_HELP, examples=_EXAMPLES,
+    add_command(
+        commands, "build-aiter", main, help=help, description=_DESCRIPTION, notes=_FILTER_HELP,
+        examples=_EXAMPLES,
+        options=(
+            option("--arch", None,
+                "gfx942 (MI300X, MI300A, MI325X) or gfx950 (MI350X, MI355X); may be repeated",
+                required=True, choices=aiter_folder.ARCHS, dest="archs", action="append"),
+            option("--aiter", "FOLDER",
+                "build the ASM kernels of this AITER, a checkout of v0.1.15 or newer, or the "
+                "folder where its wheel is installed", type=Path),
+            option("--aiter-version", "VERSION", "its version, if the folder does not show it"),
+            option("--filter", "TEXT", "only kernels with this in their name; see below"),
+            option("--filter-forward", "PATTERN",
+                "CK's own filter for forward kernels: a pattern for the whole name, or none"),
+            option("--filter-split-kv", "PATTERN", "the same for forward kernels for serving"),
+            option("--filter-backward", "PATTERN",
+                "the same for backward kernels: BEFORE@AFTER@MAIN, a pattern for each kind"),
+            option("--jobs", "N",
+                "files to compile at once (default: one for each core, and for each 2 GB of "
+                "memory)", type=at_least(1)),
+            option("--out", "FOLDER",
+                "where to make a folder for each architecture (default: $ATTN_DISPATCH_AITER, "
+                "else a folder for your user, where attn_dispatch finds it)", type=Path),
+        ),
     )  # fmt: skip
-    parser.add_argument(
-        "--arch",
-        action="append",
-        required=True,
-        choices=aiter_folder.ARCHS,
-        dest="archs",
-        help="gfx942 (MI300X, MI300A, MI325X) or gfx950 (MI350X, MI355X); may be repeated",
-    )
-    parser.add_argument(
-        "--aiter",
-        type=Path,
-        metavar="FOLDER",
-        help="build the ASM kernels of this AITER, a checkout of v0.1.15 or newer, or the folder "
-        "where its wheel is installed",
-    )
-    parser.add_argument(
-        "--aiter-version", metavar="VERSION", help="its version, if the folder does not show it"
-    )
-    parser.add_argument(
-        "--filter", metavar="TEXT", help="only kernels with this in their name; see below"
-    )
-    parser.add_argument(
-        "--filter-forward",
-        metavar="PATTERN",
-        help="CK's own filter for forward kernels: a pattern for the whole name, or none",
-    )
-    parser.add_argument(
-        "--filter-split-kv",
-        metavar="PATTERN",
-        help="the same for forward kernels for serving",
-    )
-    parser.add_argument(
-        "--filter-backward",
-        metavar="PATTERN",
-        help="the same for backward kernels: BEFORE@AFTER@MAIN, a pattern for each kind",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=at_least(1),
-        metavar="N",
-        help="files to compile at once (default: one for each core, and for each 2 GB of memory)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where to make a folder for each architecture (default: $ATTN_DISPATCH_AITER, else a "
-        "folder for your user, where attn_dispatch finds it)",
-    )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -194,7 +165,11 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
         ninja.run(work, jobs, report)
 
     files = sum(len(library.sources) for library in libraries)
-    done = install.install(work, folder, arch, source_wheel, tools, filters, files)
+    done = install.install(
+        folder, tools, filters,
+        generation=aiter_folder.GENERATION, version=source_wheel.version, arch=arch,
+        libraries=names, kernels=source_wheel.asm(arch), files=files,
+    )  # fmt: skip
     minutes = (time.monotonic() - started) / 60
     print(f"{folder}: {', '.join(names)} and {done.asm_kernels} ASM kernels; {minutes:.1f} minutes")
     print(f"  {work} is no longer needed, unless you want to add kernels later")

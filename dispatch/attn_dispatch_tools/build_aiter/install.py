@@ -8,62 +8,51 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.folder import GENERATION, AiterBuild
+from attn_dispatch.aiter.folder import AiterBuild
 from attn_dispatch.devices import code_files
 from attn_dispatch_tools.build_aiter.generate import Filters
 from attn_dispatch_tools.build_aiter.toolchain import Toolchain
-from attn_dispatch_tools.build_aiter.wheel import Wheel
 
 
 def install(
-    work: Path,
     folder: Path,
-    arch: str,
-    wheel: Wheel,
     toolchain: Toolchain,
     filters: Filters,
+    *,
+    generation: str,
+    version: str,
+    arch: str,
+    libraries: Sequence[str],
+    kernels: Path,
     files: int,
 ) -> AiterBuild:
-    """Copy what was built in `work` into `folder`. The record is written last, and returned."""
-    kernels = replace_files(folder, arch, work, aiter_folder.libraries(arch), wheel.asm(arch))
+    """Copy libraries from folder/work, and ASM kernels, into `folder`.
+
+    The record of an earlier build is removed first. The new one is written last, and returned.
+
+    Args:
+      version: that of AITER's sources.
+      kernels: the folder of the ASM kernels.
+      files: the number of files that were compiled.
+    """
+    aiter_folder.forget(folder)
+    for name in libraries:
+        _replace(folder / "work" / name, folder / name)
     build = AiterBuild(
-        generation=GENERATION,
+        generation=generation,
         arch=arch,
-        wheel_version=wheel.version,
+        wheel_version=version,
         filter_forward=filters.forward,
         filter_backward=filters.backward,
         filter_split_kv=filters.split_kv,
         compiler=toolchain.description,
         compile_check_only=toolchain.compile_check_only,
         files=files,
-        asm_kernels=kernels,
-        date=now(),
+        asm_kernels=len(_copy_asm_kernels(kernels, folder, arch)),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    return record(folder, build)
-
-
-def record(folder: Path, build: AiterBuild) -> AiterBuild:
-    """Write the record of a build whose files are in place, and return it."""
     build.write(folder)
     return build
-
-
-def now() -> str:
-    """The date of a build."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def replace_files(
-    folder: Path, arch: str, work: Path, libraries: Sequence[str], kernels: Path
-) -> int:
-    """Copy libraries and ASM kernels into `folder`. Returns the number of kernels.
-
-    The record of an earlier build is removed first.
-    """
-    aiter_folder.forget(folder)
-    for name in libraries:
-        _replace(work / name, folder / name)
-    return len(_copy_asm_kernels(kernels, folder, arch))
 
 
 def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:

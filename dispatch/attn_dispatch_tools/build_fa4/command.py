@@ -20,7 +20,7 @@ from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
 from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet, Variant
 from attn_dispatch_tools.terminal.folder import made_folder
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, flag, option
 from attn_dispatch_tools.terminal.number_arguments import at_least
 from attn_dispatch_tools.terminal.progress import progress
 
@@ -57,63 +57,35 @@ _EXAMPLES = (
 
 def add_parser(commands: Commands, help: str) -> None:
     """Add `build-fa4` to the parser of `attn-dispatch`."""
-    parser = add_command(
-        commands, "build-fa4", main, help=help, description=_DESCRIPTION, examples=_EXAMPLES
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        dest="sets",
-        metavar="NAME",
-        help="only sets with this name, with * for anything; may be repeated. The names are "
-        + ", ".join(SETS),
-    )
-    parser.add_argument(
-        "--arch",
-        action="append",
-        choices=ARCHS,
-        help=f"compile for this architecture; may be repeated (default: {ARCHS[0]}). Kernels for "
-        "sm100 (B200) have not run on a GPU yet",
-    )
-    parser.add_argument(
-        "--mod",
-        action="append",
-        dest="mods",
-        default=[],
-        metavar="MODULE:FUNCTION",
-        help="compile the sets for sm90 with this score_mod as well; may be repeated. FUNCTION is "
-        "one of (score, b, n, t, s), or FUNCTION(ARGUMENTS) returns one",
-    )
-    parser.add_argument(
-        "--add",
-        action="store_true",
-        help="keep the sets, with and without mods, of the library that is there (default: the "
-        "new library replaces it)",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=at_least(1),
-        metavar="N",
-        help="sets to compile at once (default: one for each core)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help=f"where to put {fa4_folder.LIBRARY} (default: the file that {fa4_folder.VARIABLE} "
-        "names, else one in a folder for your user, where attn_dispatch finds it)",
-    )
-    parser.add_argument(
-        "--host",
-        choices=HOSTS,
-        help="the machines that load the library (default: such as this one); for others, CC or "
-        "PATH has a C compiler for them",
-    )
-    parser.add_argument(
-        "--python",
-        metavar="PATH",
-        help="the Python for the compiler's environment (default: this one, or one on PATH)",
-    )
+    add_command(
+        commands, "build-fa4", main, help=help, description=_DESCRIPTION, examples=_EXAMPLES,
+        options=(
+            option("--set", "NAME",
+                "only sets with this name, with * for anything; may be repeated. The names are "
+                + ", ".join(SETS), dest="sets", action="append"),
+            option("--arch", None,
+                f"compile for this architecture; may be repeated (default: {ARCHS[0]}). Kernels "
+                "for sm100 (B200) have not run on a GPU yet", choices=ARCHS, action="append"),
+            option("--mod", "MODULE:FUNCTION",
+                "compile the sets for sm90 with this score_mod as well; may be repeated. FUNCTION "
+                "is one of (score, b, n, t, s), or FUNCTION(ARGUMENTS) returns one",
+                dest="mods", default=[], action="append"),
+            flag("--add",
+                "keep the sets, with and without mods, of the library that is there (default: the "
+                "new library replaces it)"),
+            option("--jobs", "N", "sets to compile at once (default: one for each core)",
+                type=at_least(1)),
+            option("--out", "FOLDER",
+                f"where to put {fa4_folder.LIBRARY} (default: the file that {fa4_folder.VARIABLE} "
+                "names, else one in a folder for your user, where attn_dispatch finds it)",
+                type=Path),
+            option("--host", None,
+                "the machines that load the library (default: such as this one); for others, CC "
+                "or PATH has a C compiler for them", choices=HOSTS),
+            option("--python", "PATH",
+                "the Python for the compiler's environment (default: this one, or one on PATH)"),
+        ),
+    )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> None:

@@ -19,7 +19,15 @@ from attn_dispatch.inspection import Shaped, explain
 from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose, one_name
+from attn_dispatch_tools.terminal.help import (
+    VERBOSE,
+    Commands,
+    add_command,
+    add_options,
+    flag,
+    one_name,
+    option,
+)
 from attn_dispatch_tools.terminal.text import filled, width
 from attn_dispatch_tools.written_calls import notation
 from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
@@ -46,46 +54,34 @@ _EXAMPLES = (
 def add_parser(commands: Commands, help: str) -> None:
     """Add `explain` to the parser of `attn-dispatch`."""
     parser = add_command(
-        commands, "explain", main,
-        help=help,
-        description=_DESCRIPTION, examples=_EXAMPLES,
+        commands, "explain", main, help=help, description=_DESCRIPTION, examples=_EXAMPLES,
+        options=(
+            option("call", "CALL", "arguments of a call, or a .json file", nargs="+"),
+            option("--target", "DEVICE",
+                "h100, b200, rtx4090, mi300x, sm90, cpu, … (default: the device that is here)"),
+            option("--implementation", "NAME",
+                f"only this one: {', '.join(select.names())}; may be repeated",
+                type=one_name, action="append"),
+            VERBOSE,
+        ),
     )  # fmt: skip
-    parser.add_argument(
-        "call", nargs="+", metavar="CALL", help="arguments of a call, or a .json file"
-    )
-    parser.add_argument(
-        "--target", metavar="DEVICE",
-        help="h100, b200, rtx4090, mi300x, sm90, cpu, … (default: the device that is here)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--implementation", action="append", metavar="NAME", type=one_name,
-        help=f"only this one: {', '.join(select.names())}; may be repeated",
-    )  # fmt: skip
-    add_verbose(parser)
     call = parser.add_argument_group("arguments of the call")
     add_mask_flags(call)
-    call.add_argument(
-        "--segments", type=int, dest="max_segments", metavar="M",
-        help="packed rows: segment ids of queries and keys, and max_segments=M",
+    add_options(
+        call,
+        option("--segments", "M",
+            "packed rows: segment ids of queries and keys, and max_segments=M",
+            type=int, dest="max_segments"),
+        flag("--lengths", "key_value_seq_lengths, one for each batch row"),
+        option("--scale", "X", "scale=X", type=float),
+        option("--soft-cap", "C", "logits_soft_cap=C", type=float, dest="logits_soft_cap"),
+        flag("--alibi", "alibi_slopes, one for each head"),
+        flag("--sinks", "sinks, one for each head"),
+        option("--dropout", "RATE", "dropout_rate=RATE, and a key",
+            type=float, dest="dropout_rate"),
+        flag("--deterministic", "deterministic_backward=True", dest="deterministic_backward"),
+        flag("--lse", "return_lse=True", dest="return_lse"),
     )  # fmt: skip
-    call.add_argument(
-        "--lengths", action="store_true", help="key_value_seq_lengths, one for each batch row"
-    )
-    call.add_argument("--scale", type=float, metavar="X", help="scale=X")
-    call.add_argument(
-        "--soft-cap", type=float, dest="logits_soft_cap", metavar="C", help="logits_soft_cap=C"
-    )
-    call.add_argument("--alibi", action="store_true", help="alibi_slopes, one for each head")
-    call.add_argument("--sinks", action="store_true", help="sinks, one for each head")
-    call.add_argument(
-        "--dropout", type=float, dest="dropout_rate", metavar="RATE",
-        help="dropout_rate=RATE, and a key",
-    )  # fmt: skip
-    call.add_argument(
-        "--deterministic", action="store_true", dest="deterministic_backward",
-        help="deterministic_backward=True",
-    )  # fmt: skip
-    call.add_argument("--lse", action="store_true", dest="return_lse", help="return_lse=True")
 
 
 _FLAGS = (

@@ -20,7 +20,14 @@ from attn_dispatch.core import select
 from attn_dispatch.text import error_text
 from attn_dispatch.whole_programs import assert_kernels, explain_program
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose, one_name
+from attn_dispatch_tools.terminal.help import (
+    VERBOSE,
+    Commands,
+    add_command,
+    flag,
+    one_name,
+    option,
+)
 from attn_dispatch_tools.terminal.text import width
 from attn_dispatch_tools.written_calls import notation
 
@@ -43,35 +50,25 @@ _EXPECTED = "expected MODULE:FUNCTION like train:step"
 
 def add_parser(commands: Commands, help: str) -> None:
     """Add `explain-program` to the parser of `attn-dispatch`."""
-    parser = add_command(
-        commands, "explain-program", main,
-        help=help,
-        description=_DESCRIPTION, examples=_EXAMPLES,
+    add_command(
+        commands, "explain-program", main, help=help, description=_DESCRIPTION,
+        examples=_EXAMPLES,
+        options=(
+            option("program", "MODULE:FUNCTION", "the program"),
+            option("arrays", "ARRAY", "its arguments, if it takes any", nargs="*"),
+            option("--target", "DEVICE",
+                "h100, b200, rtx4090, mi300x, sm90, … (default: the device that is here)"),
+            option("--mesh", "AXES",
+                "the mesh that is set while the program is traced, such as data=4,model=2"),
+            flag("--check", "end with status 1 unless a vendor's kernel would run every attention"),
+            flag("--allow-others",
+                "with --check: allow attention that does not go through attn_dispatch"),
+            option("--implementation", "NAME",
+                "with --check: what may run attention, in place of every vendor's kernel: "
+                f"{', '.join(select.names())}; may be repeated", type=one_name, action="append"),
+            VERBOSE,
+        ),
     )  # fmt: skip
-    parser.add_argument("program", metavar="MODULE:FUNCTION", help="the program")
-    parser.add_argument("arrays", nargs="*", metavar="ARRAY", help="its arguments, if it takes any")
-    parser.add_argument(
-        "--target", metavar="DEVICE",
-        help="h100, b200, rtx4090, mi300x, sm90, … (default: the device that is here)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--mesh", metavar="AXES",
-        help="the mesh that is set while the program is traced, such as data=4,model=2",
-    )  # fmt: skip
-    parser.add_argument(
-        "--check", action="store_true",
-        help="end with status 1 unless a vendor's kernel would run every attention",
-    )  # fmt: skip
-    parser.add_argument(
-        "--allow-others", action="store_true",
-        help="with --check: allow attention that does not go through attn_dispatch",
-    )  # fmt: skip
-    parser.add_argument(
-        "--implementation", action="append", metavar="NAME", type=one_name,
-        help="with --check: what may run attention, in place of every vendor's kernel: "
-        f"{', '.join(select.names())}; may be repeated",
-    )  # fmt: skip
-    add_verbose(parser)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.files.user_folders import why_no_cache_path
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command, add_verbose
+from attn_dispatch_tools.terminal.help import VERBOSE, Commands, add_command, flag, option
 from attn_dispatch_tools.terminal.text import width, wrapped
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
 
@@ -40,21 +40,16 @@ _EXAMPLES = (
 
 def add_parser(commands: Commands, help: str) -> None:
     """Add `plan` to the parser of `attn-dispatch`."""
-    parser = add_command(
-        commands, "plan", main,
-        help=help,
-        description=_DESCRIPTION + FORMAT, examples=_EXAMPLES,
+    add_command(
+        commands, "plan", main, help=help, description=_DESCRIPTION + FORMAT, examples=_EXAMPLES,
+        options=(
+            option("file", "FILE", "the calls, as JSON", type=Path),
+            option("--target", "DEVICE",
+                "the GPU to plan for, by a name like h200 or sm90 (default: the one here)"),
+            flag("--inference", "leave out the plans that training needs"),
+            VERBOSE,
+        ),
     )  # fmt: skip
-    parser.add_argument("file", type=Path, metavar="FILE", help="the calls, as JSON")
-    parser.add_argument(
-        "--target",
-        metavar="DEVICE",
-        help="the GPU to plan for, by a name like h200 or sm90 (default: the one here)",
-    )
-    parser.add_argument(
-        "--inference", action="store_true", help="leave out the plans that training needs"
-    )
-    add_verbose(parser)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from attn_dispatch.settings import checked_seconds
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.rates.measure import measure
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, flag, option
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
 
 _DESCRIPTION = """\
@@ -47,28 +47,20 @@ _EXAMPLES = (
 
 def add_parser(commands: Commands, help: str) -> None:
     """Add `tune` to the parser of `attn-dispatch`."""
-    parser = add_command(
-        commands, "tune", main,
-        help=help,
+    add_command(
+        commands, "tune", main, help=help,
         description=_DESCRIPTION + FORMAT.replace("FILE holds", "As JSON, FILE holds"),
         examples=_EXAMPLES,
+        options=(
+            option("--seconds", "S",
+                "the time for trying engines for one call and direction (default: %(default)g)",
+                type=_seconds, default=30.0),
+            flag("--inference", "leave out the backward passes of calls in JSON"),
+            flag("--rates", "measure the rates of this card, in two minutes"),
+            option("file", "FILE", "a script, or calls as JSON", type=Path, nargs="?"),
+            option("arguments", "...", "arguments of the script", nargs=argparse.REMAINDER),
+        ),
     )  # fmt: skip
-    parser.add_argument(
-        "--seconds", type=_seconds, default=30.0, metavar="S",
-        help="the time for trying engines for one call and direction (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--inference", action="store_true", help="leave out the backward passes of calls in JSON"
-    )
-    parser.add_argument(
-        "--rates", action="store_true", help="measure the rates of this card, in two minutes"
-    )
-    parser.add_argument(
-        "file", type=Path, nargs="?", metavar="FILE", help="a script, or calls as JSON"
-    )
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
-    )
 
 
 def main(args: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from attn_dispatch.choices import did_you_mean
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.pictures.panel import Figure, Panel, shortened
 from attn_dispatch_tools.terminal import style
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, add_options, flag, option
 from attn_dispatch_tools.terminal.text import width
 from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
 
@@ -41,32 +41,24 @@ _MAX_LENGTH = 512
 def add_parser(commands: Commands, help: str) -> None:
     """Add `mask` to the parser of `attn-dispatch`."""
     parser = add_command(
-        commands, "mask", main, help=help,
-        description=_DESCRIPTION, examples=_EXAMPLES,
+        commands, "mask", main, help=help, description=_DESCRIPTION, examples=_EXAMPLES,
+        options=(
+            option("--seq", "T[,S]", "the number of queries, and of keys if that differs",
+                type=_numbers, required=True),
+            option("--out", "FILE", "draw it to FILE.svg or FILE.png; needs matplotlib", type=Path),
+        ),
     )  # fmt: skip
-    parser.add_argument(
-        "--seq", type=_numbers, required=True, metavar="T[,S]",
-        help="the number of queries, and of keys if that differs",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="draw it to FILE.svg or FILE.png; needs matplotlib"
-    )
     call = parser.add_argument_group("arguments of the call")
     add_mask_flags(call)
-    call.add_argument(
-        "--lengths", type=_numbers, metavar="T[,S]",
-        help="real queries and keys: query_seq_lengths and key_value_seq_lengths",
-    )  # fmt: skip
-    call.add_argument(
-        "--segments", type=_numbers, metavar="IDS", help="1,1,2,2,0: query_segment_ids"
-    )
-    call.add_argument(
-        "--key-segments", type=_numbers, metavar="IDS", help="key_value_segment_ids, if they differ"
-    )
-    call.add_argument("--alibi", action="store_true", help="show ALiBi's distances")
-    call.add_argument(
-        "--mod", type=_mod, metavar="MOD",
-        help="a ready-made mod and its numbers: 'chunked_window(4)', 'prefix_lm(3)', …",
+    add_options(
+        call,
+        option("--lengths", "T[,S]",
+            "real queries and keys: query_seq_lengths and key_value_seq_lengths", type=_numbers),
+        option("--segments", "IDS", "1,1,2,2,0: query_segment_ids", type=_numbers),
+        option("--key-segments", "IDS", "key_value_segment_ids, if they differ", type=_numbers),
+        flag("--alibi", "show ALiBi's distances"),
+        option("--mod", "MOD",
+            "a ready-made mod and its numbers: 'chunked_window(4)', 'prefix_lm(3)', …", type=_mod),
     )  # fmt: skip
 
 

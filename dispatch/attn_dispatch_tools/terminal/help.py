@@ -4,10 +4,43 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypedDict, Unpack
 
 from attn_dispatch_tools.terminal.text import width
+
+
+class Settings(TypedDict, total=False):
+    """What argparse is told about an option."""
+
+    action: str
+    choices: Iterable[str]
+    const: object
+    default: object
+    dest: str
+    help: str
+    metavar: str | None
+    nargs: str
+    required: bool
+    type: Callable[[str], object]
+
+
+Option = tuple[str, Settings]
+"""The name and settings of an option or, if the name has no dashes, of an argument."""
+
+
+def option(name: str, metavar: str | None, help: str, /, **settings: Unpack[Settings]) -> Option:
+    """An option with a value, or an argument."""
+    return name, {"metavar": metavar, "help": help, **settings}
+
+
+def flag(name: str, help: str, /, **settings: Unpack[Settings]) -> Option:
+    """An option without a value."""
+    return name, {"action": "store_true", "help": help, **settings}
+
+
+VERBOSE = flag("--verbose", "name cuDNN's engines, such as eng9_k24=1, as well")
+"""An option of commands that show what runs calls."""
 
 Commands = Any
 """What `ArgumentParser.add_subparsers` returns; its class is private to argparse."""
@@ -22,6 +55,7 @@ def add_command(
     description: str,
     examples: tuple[str, ...] = (),
     notes: str = "",
+    options: Sequence[Option] = (),
 ) -> argparse.ArgumentParser:
     """Add the parser of one command.
 
@@ -33,6 +67,7 @@ def add_command(
       description: paragraphs, which are filled to the terminal's width; indented lines stay.
       examples: whole command lines, listed at the end of the help.
       notes: paragraphs like those of the description, before the examples.
+      options: the command's options and arguments, in the order of the help.
     """
     shown = "".join(f"  {x}\n" for x in examples)
     parser = commands.add_parser(
@@ -43,14 +78,14 @@ def add_command(
         formatter_class=Formatter,
     )
     parser.set_defaults(run=run, command_parser=parser)
+    add_options(parser, *options)
     return parser
 
 
-def add_verbose(parser: argparse.ArgumentParser) -> None:
-    """Add --verbose to a command that shows what runs calls."""
-    parser.add_argument(
-        "--verbose", action="store_true", help="name cuDNN's engines, such as eng9_k24=1, as well"
-    )
+def add_options(group: argparse._ActionsContainer, *options: Option) -> None:
+    """Add options to a parser, or to a group of its options."""
+    for name, settings in options:
+        group.add_argument(name, **settings)
 
 
 def one_name(text: str) -> str:

@@ -21,7 +21,7 @@ from attn_dispatch.text import counted, error_text
 from attn_dispatch_tools.reports.environment import environment
 from attn_dispatch_tools.reports.html_page import NO_MATPLOTLIB, page
 from attn_dispatch_tools.terminal.folder import made_folder
-from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.help import Commands, add_command, flag, option
 from attn_dispatch_tools.terminal.name_patterns import matches
 from attn_dispatch_tools.terminal.number_arguments import at_least
 from attn_dispatch_tools.verify import draws, pool, screen
@@ -63,66 +63,40 @@ _DRAWN: dict[str, Callable[[int, int], list[Case]]] = {
 
 def add_parser(commands: Commands, help: str) -> None:
     """Add `verify` to the parser of `attn-dispatch`."""
-    parser = add_command(
-        commands, "verify", main,
-        help=help,
-        description=_DESCRIPTION, examples=_EXAMPLES,
-    )  # fmt: skip
-    parser.add_argument(
-        "--implementation", choices=select.names(), help="default: the vendor's for this device"
-    )
-    parser.add_argument(
-        "--cases", metavar="GLOBS", default="*",
-        help="only cases whose names match one of these: 'window/*_d64_*,found/*'",
-    )  # fmt: skip
-    parser.add_argument(
-        "--list", action="store_true", help="print the names of the cases, and run nothing"
-    )
-    parser.add_argument(
-        "--jobs", type=at_least(1), default=default_jobs(), metavar="N",
-        help="cases run at the same time (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--random", type=at_least(0), default=0, metavar="N", help="also run N drawn cases"
-    )
-    parser.add_argument(
-        "--seed", type=at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
-    )
-    parser.add_argument(
-        "--serving", action="store_true",
-        help="draw only calls of serving: decoding, drafts and chunks beside a cache, most in "
-        "pages",
-    )  # fmt: skip
-    parser.add_argument(
-        "--masks", action="store_true",
-        help="draw only calls with masks: ranges of keys that arrays tell, images, bits, masks by "
-        "head, and queries that see nothing",
-    )  # fmt: skip
-    parser.add_argument(
-        "--wide", action="store_true",
-        help="draw only calls with head dims from 257 to 512, most of them without a mask",
-    )  # fmt: skip
-    parser.add_argument(
-        "--each-rewrite", action="store_true",
-        help="apply to each drawn case the least used of the rewrites that fit it, even if no "
-        "kernel needs it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--repeat", type=Path, metavar="REPORT",
-        help="run the cases that failed or crashed in this report (its JSON file) instead of "
-        "named cases",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, default=Path(), metavar="FOLDER",
-        help="where the report is written, as JSON and Markdown (default: here)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--html", action="store_true",
-        help="also write the report as one HTML file, with plots if matplotlib is installed",
-    )  # fmt: skip
-    parser.add_argument(
-        "--plot", type=Path, metavar="REPORT",
-        help="run nothing; write the HTML file of this report (its JSON file)",
+    add_command(
+        commands, "verify", main, help=help, description=_DESCRIPTION, examples=_EXAMPLES,
+        options=(
+            option("--implementation", None, "default: the vendor's for this device",
+                choices=select.names()),
+            option("--cases", "GLOBS",
+                "only cases whose names match one of these: 'window/*_d64_*,found/*'", default="*"),
+            flag("--list", "print the names of the cases, and run nothing"),
+            option("--jobs", "N", "cases run at the same time (default: %(default)s)",
+                type=at_least(1), default=default_jobs()),
+            option("--random", "N", "also run N drawn cases", type=at_least(0), default=0),
+            option("--seed", "SEED", "draw the cases of an earlier run again", type=at_least(0)),
+            flag("--serving",
+                "draw only calls of serving: decoding, drafts and chunks beside a cache, most in "
+                "pages"),
+            flag("--masks",
+                "draw only calls with masks: ranges of keys that arrays tell, images, bits, masks "
+                "by head, and queries that see nothing"),
+            flag("--wide",
+                "draw only calls with head dims from 257 to 512, most of them without a mask"),
+            flag("--each-rewrite",
+                "apply to each drawn case the least used of the rewrites that fit it, even if no "
+                "kernel needs it"),
+            option("--repeat", "REPORT",
+                "run the cases that failed or crashed in this report (its JSON file) instead of "
+                "named cases", type=Path),
+            option("--out", "FOLDER",
+                "where the report is written, as JSON and Markdown (default: here)",
+                type=Path, default=Path()),
+            flag("--html",
+                "also write the report as one HTML file, with plots if matplotlib is installed"),
+            option("--plot", "REPORT",
+                "run nothing; write the HTML file of this report (its JSON file)", type=Path),
+        ),
     )  # fmt: skip
 
 

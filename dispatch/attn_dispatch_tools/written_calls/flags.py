@@ -7,18 +7,18 @@ from typing import cast
 
 from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.inspection import Shaped
+from attn_dispatch_tools.terminal.help import add_options, flag, option
 
 
 def add_mask_flags(group: argparse._ArgumentGroup) -> None:
     """Add the options for causality, its alignment and a window."""
-    group.add_argument("--causal", action="store_true", dest="is_causal", help="is_causal=True")
-    group.add_argument(
-        "--bottom-right", action="store_const", const="bottom_right", dest="causal_alignment",
-        help='causal_alignment="bottom_right"',
-    )  # fmt: skip
-    group.add_argument(
-        "--window", type=window, dest="local_window_size", metavar="W",
-        help="local_window_size: W, or LEFT,RIGHT with none for an open side",
+    add_options(
+        group,
+        flag("--causal", "is_causal=True", dest="is_causal"),
+        flag("--bottom-right", 'causal_alignment="bottom_right"',
+            const="bottom_right", dest="causal_alignment", action="store_const"),
+        option("--window", "W", "local_window_size: W, or LEFT,RIGHT with none for an open side",
+            type=window, dest="local_window_size"),
     )  # fmt: skip
 
 

@@ -39,18 +39,55 @@ class _PublicCall:
     mod_arrays: tuple[jax.Array, ...] = ()
 
 
+Packing = Callable[[Cell, CellArrays], _PublicCall]
+"""How packed sequences are passed, without the options that every call has."""
+
+
+def _with_cu_seqlens(cell: Cell, arrays: CellArrays) -> _PublicCall:
+    """Without a batch axis."""
+    named = {x: arrays.cu_seqlens for x in ("cu_seqlens_q", "cu_seqlens_kv")}
+    longest = {"max_seqlen_q": cell.longest, "max_seqlen_kv": cell.longest}
+    return _PublicCall(ragged_dot_product_attention, ROWS, named, longest)
+
+
+def _with_finite_padding(cell: Cell, arrays: CellArrays) -> _PublicCall:
+    """With the promise that padding is finite."""
+    call = _with_cu_seqlens(cell, arrays)
+    return replace(call, options=call.options | {"finite_padding": True})
+
+
+def _with_known_lengths(cell: Cell, arrays: CellArrays) -> _PublicCall:
+    """The lengths are known as the call is traced, and show that there is no padding."""
+    call = _with_cu_seqlens(cell, arrays)
+    known = dict.fromkeys(call.named_arrays, np.asarray(arrays.cu_seqlens))
+    return replace(call, named_arrays={}, options=call.options | known)
+
+
+def _with_segment_ids(cell: Cell, arrays: CellArrays) -> _PublicCall:
+    """With a batch axis."""
+    static = {"max_segments": len(cell.lengths), "max_segment_len": cell.longest}
+    ids = {"query_segment_ids": arrays.segment_ids}
+    return _PublicCall(dot_product_attention, ROW, ids, static)
+
+
+def _padded(cell: Cell, arrays: CellArrays) -> _PublicCall:
+    """As a padded batch with lengths."""
+    lengths = {x: arrays.lengths for x in ("query_seq_lengths", "key_value_seq_lengths")}
+    return _PublicCall(dot_product_attention, PADDED, lengths, {})
+
+
 class Ours(JaxPeer):
     """The call with one implementation, or with the default choice if that is None.
 
-    Packed sequences are passed with cu_seqlens, without a batch axis. With `finite_padding`, which
-    concerns them alone, their padding is promised to be finite.
+    A peer with another `packing` concerns packed sequences alone.
     """
 
-    def __init__(self, implementation: str | None, *, finite_padding: bool = False):
-        what = implementation or ("finite padding" if finite_padding else "")
-        self.name = f"ours: {what}" if what else "ours"
+    def __init__(
+        self, implementation: str | None, name: str = "", packing: Packing = _with_cu_seqlens
+    ):
+        self.name = name or (f"ours: {implementation}" if implementation else "ours")
         self.implementation = implementation
-        self.finite_padding = finite_padding
+        self.packing = packing
 
     def version(self) -> str:
         return f"attn-dispatch {__version__}"
@@ -85,7 +122,7 @@ class Ours(JaxPeer):
         return PeerCall(attention, call.layout, (*different.values(), *call.mod_arrays))
 
     def concerns(self, cell: Cell) -> bool:
-        return bool(cell.lengths) or not self.finite_padding
+        return bool(cell.lengths) or self.packing is _with_cu_seqlens
 
     def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
         if cell.mask is not None:
@@ -95,79 +132,19 @@ class Ours(JaxPeer):
                 {"implementation": self.implementation} | written.options, written.mod,
                 written.mod_arrays,
             )  # fmt: skip
-        if not cell.lengths:
-            return _PublicCall(dot_product_attention, BATCH, {}, self._options(cell))
-        names = ("cu_seqlens_q", "cu_seqlens_kv")
-        longest = {"max_seqlen_q": cell.longest, "max_seqlen_kv": cell.longest}
-        return _PublicCall(
-            ragged_dot_product_attention, ROWS, dict.fromkeys(names, arrays.cu_seqlens),
-            self._options(cell) | longest,
-        )  # fmt: skip
-
-    def _options(self, cell: Cell) -> dict[str, Any]:
         options: dict[str, Any] = {
             "is_causal": cell.is_causal, "implementation": self.implementation
         }  # fmt: skip
         if cell.window is not None:
             options["local_window_size"] = (cell.window - 1, 0)
-        if self.finite_padding:
-            options["finite_padding"] = True
-        return options
-
-
-class _SegmentIds(Ours):
-    """The default choice for packed sequences with segment ids and a batch axis."""
-
-    def __init__(self):
-        super().__init__(None)
-        self.name = "ours: segment ids"
-
-    def concerns(self, cell: Cell) -> bool:
-        return bool(cell.lengths)
-
-    def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
-        static = {"max_segments": len(cell.lengths), "max_segment_len": cell.longest}
-        ids = {"query_segment_ids": arrays.segment_ids}
-        return _PublicCall(dot_product_attention, ROW, ids, self._options(cell) | static)
-
-
-class _KnownLengths(Ours):
-    """The default choice for packed sequences whose lengths are known as the call is traced, which
-    show that there is no padding."""
-
-    def __init__(self):
-        super().__init__(None)
-        self.name = "ours: known lengths"
-
-    def concerns(self, cell: Cell) -> bool:
-        return bool(cell.lengths)
-
-    def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
-        call = super()._public_call(cell, arrays)
-        known = dict.fromkeys(call.named_arrays, np.asarray(arrays.cu_seqlens))
-        return replace(call, named_arrays={}, options=call.options | known)
-
-
-class _Padded(Ours):
-    """The default choice for the same sequences as a padded batch with lengths."""
-
-    def __init__(self):
-        super().__init__(None)
-        self.name = "ours: padded"
-
-    def concerns(self, cell: Cell) -> bool:
-        return bool(cell.lengths)
-
-    def _public_call(self, cell: Cell, arrays: CellArrays) -> _PublicCall:
-        lengths = {x: arrays.lengths for x in ("query_seq_lengths", "key_value_seq_lengths")}
-        return _PublicCall(dot_product_attention, PADDED, lengths, self._options(cell))
+        if not cell.lengths:
+            return _PublicCall(dot_product_attention, BATCH, {}, options)
+        call = self.packing(cell, arrays)
+        return replace(call, options=options | call.options)
 
 
 class _Xla(Ours):
     """XLA, for masks only: it computes all pairs, whatever the mask."""
-
-    def __init__(self):
-        super().__init__("xla")
 
     def concerns(self, cell: Cell) -> bool:
         return cell.mask is not None
@@ -186,10 +163,6 @@ _MAX_XLA_PAIRS = 2**31
 
 class _DenseCausal(Ours):
     """FlashAttention-3 with causality as the only mask: what times with masks are divided by."""
-
-    def __init__(self):
-        super().__init__("flash")
-        self.name = DENSE_CAUSAL
 
     def concerns(self, cell: Cell) -> bool:
         return cell.mask is not None
@@ -214,6 +187,9 @@ class _NotCompared:
 
 
 PEERS = (
-    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla(), _DenseCausal(),
-    Ours(None, finite_padding=True), _KnownLengths(), _SegmentIds(), _Padded(),
+    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _Xla("xla"),
+    _DenseCausal("flash", DENSE_CAUSAL),
+    Ours(None, "ours: finite padding", _with_finite_padding),
+    Ours(None, "ours: known lengths", _with_known_lengths),
+    Ours(None, "ours: segment ids", _with_segment_ids), Ours(None, "ours: padded", _padded),
 )  # fmt: skip

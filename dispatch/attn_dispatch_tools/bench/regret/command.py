@@ -14,6 +14,7 @@ from attn_dispatch_tools.bench.regret.run import save, timed_rows
 from attn_dispatch_tools.bench.regret.summary import regrets, table
 from attn_dispatch_tools.bench.regret.timed_call import TimedCall
 from attn_dispatch_tools.reports.environment import environment, file_name
+from attn_dispatch_tools.terminal.help import add_options, flag, option
 from attn_dispatch_tools.terminal.number_arguments import positive
 
 _SECONDS = 0.01
@@ -23,27 +24,19 @@ _SECONDS = 0.01
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a regret run to those of `bench`."""
     group = parser.add_argument_group("regret")
-    group.add_argument(
-        "--regret", type=positive(int), metavar="N",
-        help="draw N calls, of every kind in turn, time each implementation that can run each, "
-        "and print "
-        "the default's time over the best one's",
-    )  # fmt: skip
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the draws")
-    group.add_argument(
-        "--kind", action="append", metavar="GLOB", dest="kinds",
-        help="only kinds named like this: 'mask_mod*'; may be repeated",
-    )  # fmt: skip
-    group.add_argument(
-        "--regret-of", type=Path, metavar="FILE",
-        help="time the calls of an earlier report again instead of drawing",
-    )  # fmt: skip
-    group.add_argument(
-        "--no-peers", action="store_true", help="leave out jax.nn and tokamax as further columns"
-    )
-    group.add_argument(
-        "--processes", type=positive(int), default=max(1, (os.cpu_count() or 2) // 2), metavar="N",
-        help="processes that compile (default: half of the cores)",
+    add_options(
+        group,
+        option("--regret", "N",
+            "draw N calls, of every kind in turn, time each implementation that can run each, and "
+            "print the default's time over the best one's", type=positive(int)),
+        option("--seed", "S", "the seed of the draws", type=int, default=0),
+        option("--kind", "GLOB", "only kinds named like this: 'mask_mod*'; may be repeated",
+            dest="kinds", action="append"),
+        option("--regret-of", "FILE",
+            "time the calls of an earlier report again instead of drawing", type=Path),
+        flag("--no-peers", "leave out jax.nn and tokamax as further columns"),
+        option("--processes", "N", "processes that compile (default: half of the cores)",
+            type=positive(int), default=max(1, (os.cpu_count() or 2) // 2)),
     )  # fmt: skip
 
 
