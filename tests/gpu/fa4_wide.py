@@ -19,10 +19,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import argparse
 import itertools
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from attn_dispatch import dot_product_attention, fallback
 from attn_dispatch.fa4 import compiled
 from tests.gpu import kernel_report
+from tests.gpu.kernel_report import Row, measured, row
 
 _HEAD_DIMS = (272, 300, 320, 384, 448, 512)
 _HEADS = ((4, 4), (8, 4), (8, 1))
@@ -139,7 +139,7 @@ def calls(widest: dict[str, int]) -> list[Call]:
     ]
 
 
-def checks(call: Call) -> Iterator[dict[str, Any]]:
+def checks(call: Call) -> Iterator[Row]:
     """The errors of a call, as kernel_report has them."""
     arrays = call.arrays()
     program = jax.jit(call.results)
@@ -149,15 +149,10 @@ def checks(call: Call) -> Iterator[dict[str, Any]]:
         same = np.array_equal(x[~is_number], exact[~is_number])  # -inf of rows that see nothing
         error = np.abs(np.where(is_number, x - np.where(is_number, exact, 0), 0)).max()
         share = float(error / np.abs(exact[is_number]).max()) if same else float("nan")
-        yield _row(str(call), name, share, _ALLOWED_LSE if name == "lse" else _ALLOWED[call.dtype])
+        yield row(str(call), name, share, _ALLOWED_LSE if name == "lse" else _ALLOWED[call.dtype])
     again = [[np.asarray(x, np.float64) for x in program(*arrays)] for _ in range(2)]
     changes = sum(not np.array_equal(x, y) for z in again for x, y in zip(got, z, strict=True))
-    yield _row(str(call), "changed results", changes, 0)
-
-
-def _row(case: str, result: str, error: float, allowed: float) -> dict[str, Any]:
-    is_right = error <= allowed  # False for NaN
-    return {"case": case, "result": result, "error": error, "allowed": allowed, "right": is_right}
+    yield row(str(call), "changed results", changes, 0)
 
 
 def times() -> dict[str, dict[str, float]]:
@@ -184,26 +179,11 @@ def times() -> dict[str, dict[str, float]]:
             programs = {
                 x: jax.jit(partial(function, name=x)).lower(*given).compile() for x in names
             }
-            found[f"{case} {which}"] = measured(programs, given)
+            found[f"{case} {which}"] = measured(
+                {x: partial(y, *given) for x, y in programs.items()}
+            )
             print(case, which, {x: round(y) for x, y in found[f"{case} {which}"].items()})
     return found
-
-
-def measured(programs: dict[str, Callable[..., Any]], arrays: list[jax.Array]) -> dict[str, float]:
-    """Median microseconds of a call, in turns and in alternating order."""
-
-    def seconds(program: Callable[..., Any], count: int) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready([program(*arrays) for _ in range(count)][-1])
-        return (time.perf_counter() - start) / count
-
-    for program in programs.values():
-        seconds(program, 2)
-    rounds: dict[str, list[float]] = {x: [] for x in programs}
-    for i in range(5):
-        for x in [*programs][:: 1 if i % 2 == 0 else -1]:
-            rounds[x].append(seconds(programs[x], 5))
-    return {x: 1e6 * statistics.median(y) for x, y in rounds.items()}
 
 
 def main() -> int:
@@ -215,13 +195,12 @@ def main() -> int:
         sys.exit(library.unusable_reason)
     sets = [x for x in library.sets if x.is_wide]
     widest = {x: max((y.head_dim for y in sets if y.dtype == x), default=0) for x in _ALLOWED}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with fallback("silent"), ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda x: list(checks(x)), calls(widest)):
             rows += found
-            for row in found:
-                if not row["right"]:
-                    print("WRONG", row, flush=True)
+            for wrong in (x for x in found if not x["right"]):
+                print("WRONG", wrong, flush=True)
     for result, dtype in itertools.product(dict.fromkeys(x["result"] for x in rows), _ALLOWED):
         of_both = (x for x in rows if x["result"] == result and x["case"].endswith(dtype))
         worst = max((x["error"] for x in of_both), default=0)
