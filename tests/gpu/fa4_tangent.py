@@ -47,6 +47,7 @@ from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import KernelSet
 from tests.gpu import kernel_report
 from tests.gpu.kernel_report import Row, measured, row
+from tests.support import attention_in_numpy as in_numpy
 
 _ALLOWED = {"bfloat16": 1.5e-2, "float16": 2.5e-3}
 """The largest error by dtype, as a share of the largest number of a reference. Kernels round
@@ -128,33 +129,18 @@ def attention(q, k, v, *, return_lse: bool = True, **arguments: Any):
 
 def reference(arrays: Sequence[np.ndarray], seen: np.ndarray) -> tuple[np.ndarray, ...]:
     """out, lse [B, T, N], their tangents, and the gradients of `gradients`, in float64."""
-    q, k, v, tq, tk, tv = (np.swapaxes(x.astype(np.float64), 1, 2) for x in arrays)
-    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-    k, v, tk, tv = (x.repeat(groups, axis=1) for x in (k, v, tk, tv))
-
-    def across(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x @ np.swapaxes(y, 2, 3)
-
-    with np.errstate(all="ignore"):
-        scores = np.where(seen, scale * across(q, k), -np.inf)
-        top = scores.max(-1, keepdims=True)
-        top = np.where(np.isinf(top), 0, top)
-        weights = np.exp(scores - top)
-        sums = weights.sum(-1, keepdims=True)
-        lse = (top + np.log(sums))[..., 0]
-        weights = np.where(sums == 0, 0, weights / sums)
-    out = weights @ v
+    q, k, v, tq, tk, tv = (x.astype(np.float64) for x in arrays)
+    scale, across, applied = q.shape[-1] ** -0.5, in_numpy.across, in_numpy.applied
+    weights, lse = in_numpy.softmax(np.where(seen, scale * across(q, k), -np.inf))
+    out = applied(weights, v)
     changes = weights * scale * (across(tq, k) + across(q, tk))
-    lse_moved = changes.sum(-1, keepdims=True)
-    out_moved = changes @ v + weights @ tv - lse_moved * out
+    lse_moved = changes.sum(-1).swapaxes(1, 2)
+    out_moved = applied(changes, v) + applied(weights, tv) - lse_moved[..., None] * out
     out_grad = 2 * (out + 0.5 * out_moved)
-    score_grad = weights * (across(out_grad, v) - (out_grad * out).sum(-1, keepdims=True)) * scale
-    shared = (
-        x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2)
-        for x in (np.swapaxes(score_grad, 2, 3) @ q, np.swapaxes(weights, 2, 3) @ out_grad)
-    )
-    of_heads = (out, lse, out_moved, lse_moved[..., 0], score_grad @ k, *shared)
-    return tuple(np.swapaxes(x, 1, 2) for x in of_heads)
+    delta = np.einsum("btnh,btnh->bnt", out, out_grad)[..., None]
+    score_grad = weights * (across(out_grad, v) - delta) * scale
+    grads = in_numpy.gradients(q, k, weights, score_grad, out_grad)
+    return out, lse.swapaxes(1, 2), out_moved, lse_moved, *grads
 
 
 def moved(function: Callable[..., Any], *arrays: jax.Array) -> tuple[jax.Array, ...]:

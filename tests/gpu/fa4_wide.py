@@ -38,6 +38,7 @@ from attn_dispatch import dot_product_attention, fallback
 from attn_dispatch.fa4 import compiled
 from tests.gpu import kernel_report
 from tests.gpu.kernel_report import Row, measured, row
+from tests.support import attention_in_numpy as attention
 
 _HEAD_DIMS = (272, 300, 320, 384, 448, 512)
 _HEADS = ((4, 4), (8, 4), (8, 1))
@@ -99,33 +100,17 @@ class Call:
 
     def reference(self, q, k, v, out_grad, lse_grad) -> tuple[np.ndarray, ...]:
         """The same results, in float64."""
-        (n, kv_heads), t, h = self.heads, self.lengths[0], self.head_dim
-
-        def grouped(x):  # [B, T, N, H] -> [B, K, G, T, H]
-            x = np.asarray(x, np.float64).reshape(2, t, kv_heads, n // kv_heads, -1)
-            return x.transpose(0, 2, 3, 1, 4)
-
-        def flat(x):
-            return x.transpose(0, 3, 1, 2, 4).reshape(2, t, n, -1)
-
-        def shared(x):  # [B, S, K, H] -> [B, K, 1, S, H]
-            return np.asarray(x, np.float64).transpose(0, 2, 1, 3)[:, :, None]
-
-        q, out_grad, lse_grad = grouped(q), grouped(out_grad), grouped(lse_grad)
-        k, v = shared(k), shared(v)
-        scores = np.where(self.visible(), q @ k.swapaxes(-1, -2) * h**-0.5, -np.inf)
-        largest = np.maximum(scores.max(-1, keepdims=True), -1e30)
-        weights = np.exp(scores - largest)
-        total = weights.sum(-1, keepdims=True)
-        weights = weights / np.where(total > 0, total, 1)
-        with np.errstate(divide="ignore"):
-            lse = np.log(total) + largest
-        out = weights @ v
-        products = (out * out_grad).sum(-1, keepdims=True) - lse_grad
-        score_grad = weights * (out_grad @ v.swapaxes(-1, -2) - products) * h**-0.5
-        dk = (score_grad.swapaxes(-1, -2) @ q).sum(2).transpose(0, 2, 1, 3)
-        dv = (weights.swapaxes(-1, -2) @ out_grad).sum(2).transpose(0, 2, 1, 3)
-        return flat(out), flat(lse)[..., 0], flat(score_grad @ k), dk, dv
+        q, k, v, out_grad, lse_grad = (
+            np.asarray(x, np.float64) for x in (q, k, v, out_grad, lse_grad)
+        )
+        scale = self.head_dim**-0.5
+        scores = np.where(self.visible(), scale * attention.across(q, k), -np.inf)
+        weights, lse = attention.softmax(scores)
+        out = attention.applied(weights, v)
+        products = np.einsum("btnh,btnh->bnt", out, out_grad) - lse_grad.swapaxes(1, 2)
+        score_grad = weights * (attention.across(out_grad, v) - products[..., None]) * scale
+        gradients = attention.gradients(q, k, weights, score_grad, out_grad)
+        return out, lse.swapaxes(1, 2), *gradients
 
 
 def calls(widest: dict[str, int]) -> list[Call]:
