@@ -23,19 +23,12 @@ from tests.support import interval_runs as runs
 from tests.support.fa4_emulated import emulated, needs_computing_kernels
 from tests.support.interval_runs import seen_by
 
-pytestmark = needs_computing_kernels
+pytestmark = [needs_computing_kernels, pytest.mark.usefixtures("kernels_that_compute")]
 
 # Batch, query rows, keys, query heads, key heads; dims; dtype.
 GROUPED = ((2, 290, 290, 4, 2), (64, 64), "bfloat16")
 ALONE = ((2, 200, 260, 2, 2), (192, 128), "bfloat16")
 NARROW = ((1, 150, 150, 3, 1), (72, 40), "float16")
-
-
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch):
-    library = emulated().library
-    monkeypatch.setattr(compiled, "find", lambda: library)
-    monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
 
 
 def _results(
