@@ -11,6 +11,7 @@ import pytest
 
 from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention
 from attn_dispatch.call.spec import AttentionSpec
+from tests.support import attention_in_numpy as in_numpy
 
 Pair = tuple[int | None, int | None]
 
@@ -33,13 +34,12 @@ def exact(
 ) -> tuple[np.ndarray, np.ndarray]:
     """out and lse [B, T, N] in float64, a pair at a time."""
     q, k, v = (x.astype(np.float64) for x in arrays)
-    k, v = (x.repeat(N // K, axis=2) for x in (k, v))
     t, s = q.shape[1], k.shape[1]
-    score = np.einsum("btnh,bsnh->btns", q, k) / np.sqrt(H)
+    score = in_numpy.across(q, k) / np.sqrt(H)
     level = np.arange(t)[None, :] + np.broadcast_to(offsets, (B,))[:, None]
-    away = (np.arange(s) - level[..., None])[:, :, None]  # [B, T, 1, S]
+    away = (np.arange(s) - level[..., None])[:, None]  # [B, 1, T, S]
     if slopes is not None:
-        score -= slopes[:, None] * abs(away)
+        score -= slopes[:, None, None] * abs(away)
     left, right = local_window_size
     sees = np.full_like(away, True, dtype=bool)
     for is_hidden in (
@@ -48,13 +48,8 @@ def exact(
         away > right if right is not None else False,
     ):
         sees &= ~np.asarray(is_hidden)
-    score = np.where(sees, score, -np.inf)
-    top = np.where(sees.any(-1, keepdims=True), score.max(-1, keepdims=True), 0)
-    weights = np.exp(score - top)
-    total = weights.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        lse = (top + np.log(total))[..., 0]
-    return np.einsum("btns,bsnh->btnh", weights / np.where(total, total, 1), v), lse
+    weights, lse = in_numpy.softmax(np.where(sees, score, -np.inf))
+    return in_numpy.applied(weights, v), lse.swapaxes(1, 2)
 
 
 def options_of(seed: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import fa4_arrays, fa4_stand_in
 from tests.support.fa4_arrays import Pass
-from tests.support.fa4_emulated import Emulated, emulated
+from tests.support.fa4_emulated import Emulated
 from tests.support.fa4_wrong_arrays import wrong_arrays
 
 SET, WITHOUT_GROUPS = "sm90_d96_float16", "sm90_d192_128_bfloat16"
@@ -29,11 +29,6 @@ _FORMS = {"rows": None, "bits": 1, "bits by head": SHAPE[3]}
 """The forms of a mask, with the number of its heads."""
 _WRONG = re.compile(r"[\w ',]+: expected .+, got .+")
 _HUGE = re.compile(r"\w+: \w+ \[[\d, ]+\] is more than a process can address")
-
-
-@pytest.fixture(scope="module")
-def fa4() -> Emulated:
-    return emulated()
 
 
 def made(

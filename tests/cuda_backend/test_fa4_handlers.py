@@ -17,24 +17,12 @@ from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import BACKWARD_TARGET, FORWARD_TARGET
 from tests.support import fa4_arrays
 from tests.support.fa4_arrays import Pass
-from tests.support.fa4_emulated import Emulated, emulated, needs_computing_kernels
+from tests.support.fa4_emulated import Emulated, needs_computing_kernels
 from tests.support.fake_aiter import shared_library
 
 SET, UNLOADED = "sm90_d64_bfloat16", "sm90_d64_float16"
 LATE = "sm90_d192_128_bfloat16"
 GROUPED, ALONE = (2, 200, 150, 4, 2), (2, 200, 150, 2, 2)
-
-
-@pytest.fixture(scope="module")
-def fa4() -> Emulated:
-    return emulated()
-
-
-@pytest.fixture(autouse=True)
-def _an_empty_log_and_no_failure(fa4):
-    fa4.driver.lines()
-    yield
-    fa4.driver.fail("")
 
 
 def made(

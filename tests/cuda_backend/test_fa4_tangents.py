@@ -17,26 +17,13 @@ import pytest
 from attn_dispatch.fa4.compiled import TANGENT_TARGET
 from tests.support import fa4_arrays
 from tests.support.fa4_arrays import Array, Pass
-from tests.support.fa4_emulated import Emulated, emulated, needs_computing_kernels
+from tests.support.fa4_emulated import Emulated, needs_computing_kernels
 from tests.support.fa4_wrong_arrays import wrong_arrays
 
 SET, WITHOUT = "sm90_d64_bfloat16", "sm90_d96_float16"
 SHAPE = (2, 200, 150, 4, 2)
 _FORMS = {"rows": None, "bits": 1, "bits by head": SHAPE[3]}
 """The forms of a mask, with the number of its heads."""
-
-
-@pytest.fixture(scope="module")
-def fa4() -> Emulated:
-    return emulated()
-
-
-@pytest.fixture(autouse=True)
-def _an_empty_log_and_no_failure(fa4, monkeypatch):
-    monkeypatch.delenv("ATTN_DISPATCH_POISON", raising=False)  # the GPU suite's conftest sets it
-    fa4.driver.lines()
-    yield
-    fa4.driver.fail("")
 
 
 def made(fa4: Emulated, shape=SHAPE, name: str = SET, **mask: Any) -> Pass:

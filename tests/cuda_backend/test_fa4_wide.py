@@ -21,25 +21,12 @@ from attn_dispatch.fa4.compiled import (
 )
 from tests.support import fa4_arrays
 from tests.support.fa4_arrays import Array, Pass
-from tests.support.fa4_emulated import Emulated, emulated, needs_computing_kernels
+from tests.support.fa4_emulated import Emulated, needs_computing_kernels
 from tests.support.fa4_wrong_arrays import wrong_arrays
 
 SET, WITHOUT = "sm90_d384_bfloat16", "sm90_d96_float16"
 SHAPE = (2, 70, 50, 4, 2)
 """In a causal call that sees all keys, 20 of these queries see none."""
-
-
-@pytest.fixture(scope="module")
-def fa4() -> Emulated:
-    return emulated()
-
-
-@pytest.fixture(autouse=True)
-def _an_empty_log_and_no_failure(fa4, monkeypatch):
-    monkeypatch.delenv("ATTN_DISPATCH_POISON", raising=False)  # the GPU suite's conftest sets it
-    fa4.driver.lines()
-    yield
-    fa4.driver.fail("")
 
 
 def made(

@@ -19,9 +19,11 @@ from attn_dispatch.fa4.interval_calls import NO_CHANGE, Change
 from tests.support import bits, score_mods
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
+from tests.support import interval_runs as runs
 from tests.support.fa4_emulated import emulated, needs_computing_kernels
+from tests.support.interval_runs import seen_by
 
-pytestmark = needs_computing_kernels
+pytestmark = [needs_computing_kernels, pytest.mark.usefixtures("kernels_that_compute")]
 
 # Batch, query rows, keys, query heads, key heads; dims; dtype.
 GROUPED = ((2, 290, 290, 4, 2), (64, 64), "bfloat16")
@@ -29,44 +31,11 @@ ALONE = ((2, 200, 260, 2, 2), (192, 128), "bfloat16")
 NARROW = ((1, 150, 150, 3, 1), (72, 40), "float16")
 
 
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch):
-    library = emulated().library
-    monkeypatch.setattr(compiled, "find", lambda: library)
-    monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
-
-
-def _seen(mask: np.ndarray, keys: int) -> np.ndarray:
-    """The pairs of rows, or of a dense mask itself, bool [1|B, 1|N, T, S]."""
-    return mask if mask.dtype == bool else intervals.dense(mask, keys)[:, None]
-
-
 def _results(
     inputs: attention.Inputs, mask: np.ndarray, scale: float, change: Change = NO_CHANGE
 ) -> attention.Results:
-    """The results under a mask, rows or dense; the latter is given as bits."""
-    query, value = inputs.query, inputs.value
-    seen = _seen(mask, value.shape[1])
-    which = (query, value, "sm90", change.variant)
-    forward = _lists(seen, interval_calls.forward_set(*which).forward_tiles, by_keys=False)
-    tiles = interval_calls.backward_set(*which).backward_tiles
-    backward = _lists(seen, tiles, by_keys=True)
-    data = jnp.asarray(bits.packed(mask) if mask.dtype == bool else mask)
-    out, lse = interval_calls.forward(
-        query, inputs.key, value, data, forward, scale, change=change, sinks=inputs.sinks
-    )
-    *gradients, products = interval_calls.backward(
-        query, inputs.key, value, out, lse, inputs.out_grad, inputs.lse_grad, data, backward,
-        scale, change=change,
-    )  # fmt: skip
-    if inputs.sinks is not None:
-        gradients.append(attention.sinks_grad(inputs.sinks, lse, -products))
-    return out, lse, *gradients
-
-
-def _lists(seen: np.ndarray, tiles: tuple[int, int], *, by_keys: bool) -> list[jax.Array]:
-    made = intervals.lists(seen.reshape(-1, *seen.shape[2:]), *tiles, by_keys=by_keys)
-    return [jnp.asarray(x.reshape(*seen.shape[:2], *x.shape[2:])) for x in made]
+    operands = runs.mask_operands(mask, inputs, change.variant)
+    return runs.results(inputs, operands, scale, change.variant, change.arrays)
 
 
 def _wrong(
@@ -75,14 +44,8 @@ def _wrong(
     got: attention.Results,
     scale: float,
     mod: attention.ScoreMod | None = None,
-):
-    seen = jnp.asarray(_seen(mask, inputs.key.shape[1]))
-    plain = attention.computed(inputs, seen, scale, is_exact=False, mod=mod)
-    exact = attention.computed(inputs, seen, scale, is_exact=True, mod=mod)
-    rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
-    gradients = attention.computed(rounded, seen, scale, is_exact=True, mod=mod)[2:]
-    checks = attention.checks(got, (*exact[:2], *gradients), plain)
-    return [x for x in checks if not x.is_right]
+) -> list[attention.Check]:
+    return [x for x in runs.checks(inputs, mask, got, scale, mod) if not x.is_right]
 
 
 def _drawn(case) -> attention.Inputs:
@@ -117,7 +80,7 @@ def test_a_change_of_scores(case, name: str):
     change = Change(variants.pop(), read)
     inputs = _drawn(((*case[0][:3], 4, 2), (64, 64), case[2]))
     rows = intervals.masks(0, *case[0][:3])["blocky"]
-    for mask in (rows, _seen(rows, case[0][2])):
+    for mask in (rows, seen_by(rows, case[0][2])):
         assert _wrong(inputs, mask, _results(inputs, mask, 0.4, change), 0.4, mod) == []
     assert _wrong(inputs, rows, _results(inputs, rows, 0.4), 0.4, mod)
 
@@ -131,7 +94,7 @@ def test_sinks(case, rows: str, mask: str):
     sinks = 4 * jax.random.normal(jax.random.key(1), (batch if rows == "each" else 1, heads))
     inputs = replace(inputs, sinks=sinks)
     made = intervals.masks(2, batch, length, keys)[mask]
-    for one in (made, _seen(made, keys)):
+    for one in (made, seen_by(made, keys)):
         got = _results(inputs, one, 0.1)
         assert _wrong(inputs, one, got, 0.1) == []
     assert _wrong(replace(inputs, sinks=sinks + 0.1), made, got, 0.1)
@@ -169,7 +132,7 @@ def test_sinks_of_minus_infinity_are_none_and_large_ones_take_everything():
     large = replace(inputs, sinks=jnp.full((1, 3), 1e5))
     out, lse, *gradients, dsinks = _results(large, rows, 0.1)
     assert all((x == 0).all() for x in (out, *gradients))
-    is_live = jnp.asarray(_seen(rows, 150).any(axis=3))
+    is_live = jnp.asarray(seen_by(rows, 150).any(axis=3))
     assert (lse == jnp.where(is_live, 1e5, -jnp.inf)).all()
     expected = jnp.where(is_live, inputs.lse_grad, 0).sum(axis=(0, 2))
     np.testing.assert_allclose(dsinks[0], expected, rtol=1e-5, atol=1e-5)

@@ -19,11 +19,12 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.eligibility import reasons_and_chain
 from attn_dispatch.devices import clear_rows
 from attn_dispatch.devices.target import parse
-from attn_dispatch.fa4 import compiled
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import to_jax
-from tests.support.fa4_emulated import emulated, needs_computing_kernels
+from tests.support.fa4_emulated import needs_computing_kernels
+
+pytestmark = pytest.mark.usefixtures("kernels_that_compute")
 
 SM90, SM100 = parse("sm90"), parse("sm100")
 
@@ -33,11 +34,8 @@ PLAIN = Case("plain", b=2, t=70, s=70, n=4, k=2, h=64, v=64, dtype="bfloat16")
 
 
 @pytest.fixture(autouse=True)
-def _emulated(monkeypatch):
-    library = emulated().library
-    monkeypatch.setattr(compiled, "find", lambda: library)
+def _rows_cleared_by_jax(monkeypatch):
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
-    monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
 
 
 def asked(case: Case) -> AttentionSpec:

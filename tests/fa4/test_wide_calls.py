@@ -17,20 +17,15 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import compiled, wide_calls
 from attn_dispatch_tools.verify.case import Case, spec_of
-from tests.support.fa4_emulated import emulated, needs_computing_kernels
+from tests.support.fa4_emulated import needs_computing_kernels
+
+pytestmark = pytest.mark.usefixtures("kernels_that_compute")
 
 SM90, SM100 = parse("sm90"), parse("sm100")
 
 PLAIN = Case("plain", b=2, t=70, s=70, n=4, k=2, h=512, v=512, dtype="bfloat16")
 CAUSAL = replace(PLAIN, is_causal=True)
 BOTTOM = replace(CAUSAL, alignment="bottom_right")
-
-
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch):
-    library = emulated().library
-    monkeypatch.setattr(compiled, "find", lambda: library)
-    monkeypatch.setenv("ATTN_DISPATCH_POISON", "1")
 
 
 def backward_spec(case: Case) -> AttentionSpec:

@@ -22,13 +22,12 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import argparse
 import fnmatch
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +41,11 @@ from attn_dispatch.fa4 import compiled, interval_calls
 from attn_dispatch.fa4.compiled import KernelSet
 from attn_dispatch.semantics.sinks import delta_of, with_sinks
 from tests.gpu import kernel_report
+from tests.gpu.kernel_report import Row, measured, row
 from tests.support import bits
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
+from tests.support import interval_runs as runs
 
 # Batch, query rows, keys, query heads, key heads.
 _SHAPES = (
@@ -55,47 +56,7 @@ _SHAPES = (
 )
 
 
-def results(
-    inputs: attention.Inputs, mask: jax.Array, forward_lists, backward_lists, scale: float
-) -> attention.Results:
-    """What the kernels compute under a mask, rows or bits."""
-    out, lse = interval_calls.forward(
-        inputs.query, inputs.key, inputs.value, mask, forward_lists, scale, sinks=inputs.sinks
-    )
-    *gradients, products = interval_calls.backward(
-        inputs.query, inputs.key, inputs.value, out, lse, inputs.out_grad, inputs.lse_grad,
-        mask, backward_lists, scale,
-    )  # fmt: skip
-    if inputs.sinks is not None:
-        gradients.append(attention.sinks_grad(inputs.sinks, lse, -products))
-    return out, lse, *gradients
-
-
-_run = jax.jit(results, static_argnames="scale")
-
-
-def seen_by(mask: np.ndarray, keys: int) -> np.ndarray:
-    """The pairs of rows, or of a dense mask itself, bool [1|B, 1|N, T, S]."""
-    return mask if mask.dtype == bool else intervals.dense(mask, keys)[:, None]
-
-
-def data_of(mask: np.ndarray) -> np.ndarray:
-    """Rows as they are, and a dense mask as bits."""
-    return bits.packed(mask) if mask.dtype == bool else mask
-
-
-def lists_for(mask: np.ndarray, query: jax.Array, value: jax.Array):
-    """The lists of both passes, for the sets that run these arrays."""
-    seen = seen_by(mask, value.shape[1])
-    flat = seen.reshape(-1, *seen.shape[2:])
-    forward, backward = (
-        x(query, value) for x in (interval_calls.forward_set, interval_calls.backward_set)
-    )
-    both = (
-        intervals.lists(flat, *forward.forward_tiles),
-        intervals.lists(flat, *backward.backward_tiles, by_keys=True),
-    )
-    return tuple(tuple(x.reshape(*seen.shape[:2], *x.shape[2:]) for x in lists) for lists in both)
+_run = jax.jit(runs.results, static_argnames="scale")
 
 
 def masks_of(seed: int, shape: tuple[int, int, int, int, int]) -> dict[str, np.ndarray]:
@@ -122,10 +83,8 @@ def sinks_of(seed: int, shape: tuple[int, int, int, int, int]) -> dict[str, np.n
     return drawn | {"extreme sinks": extreme}
 
 
-def check_set(
-    kernels: KernelSet, deadline: float, *, only_sinks: bool
-) -> Iterator[tuple[str, attention.Check]]:
-    """A check of every result of every mask in every shape."""
+def check_set(kernels: KernelSet, deadline: float, *, only_sinks: bool) -> Iterator[Row]:
+    """The checks of every mask in every shape."""
     dims = (kernels.head_dim, kernels.head_dim_v)
     for seed, shape in enumerate(_SHAPES):
         inputs = attention.drawn(seed, shape, dims, kernels.dtype)
@@ -138,75 +97,41 @@ def check_set(
             for case, one in calls.items():
                 if time.monotonic() > deadline:
                     return
-                for check in check_mask(one, mask, dims[0] ** -0.5):
-                    yield f"{kernels.name} {list(shape)} {case}", check
+                case = f"{kernels.name} {list(shape)} {case}"
+                yield from check_mask(case, one, mask, dims[0] ** -0.5)
 
 
 def check_mask(
-    inputs: attention.Inputs, mask: np.ndarray, scale: float
-) -> Iterator[attention.Check]:
+    case: str, inputs: attention.Inputs, mask: np.ndarray, scale: float
+) -> Iterator[Row]:
     """The checks of one call, and that its forward pass computes the same again."""
-    lists, data = lists_for(mask, inputs.query, inputs.value), data_of(mask)
-    seen = jnp.asarray(seen_by(mask, inputs.key.shape[1]))
-    got = _run(inputs, data, *lists, scale)
-    plain = attention.computed(inputs, seen, scale, is_exact=False)
-    exact = attention.computed(inputs, seen, scale, is_exact=True)
-    rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
-    gradients = attention.computed(rounded, seen, scale, is_exact=True)[2:]
-    yield from attention.checks(got, (*exact[:2], *gradients), plain)
-    again = _run(inputs, data, *lists, scale)
+    operands = runs.mask_operands(mask, inputs)
+    got = _run(inputs, operands, scale)
+    yield from kernel_report.rows_of(case, runs.checks(inputs, mask, got, scale))
+    again = _run(inputs, operands, scale)
     same = all(bool((x == y).all()) for x, y in zip(got[:2], again[:2], strict=True))
-    yield attention.Check("again", 0.0 if same else float("inf"), 0.0, 0.0, 0.0)
+    yield row(case, "again", 0.0 if same else float("inf"), 0.0)
 
 
-def check_graphs() -> Iterator[tuple[str, attention.Check]]:
+def check_graphs() -> Iterator[Row]:
     """Several calls in one program, which XLA captures in a command buffer, run several times."""
     inputs = attention.drawn(0, (1, 512, 512, 8, 2), (128, 128), "bfloat16")
-    rows: Any = intervals.window(512, 512, 200)
-    lists: Any = lists_for(rows, inputs.query, inputs.value)
+    rows, lists, _ = runs.mask_operands(intervals.window(512, 512, 200), inputs)
 
     @jax.jit
     def layers(query: jax.Array) -> jax.Array:
         for _ in range(6):
-            out, _ = interval_calls.forward(query, inputs.key, inputs.value, rows, lists[0], 0.1)
+            out, _ = interval_calls.forward(query, inputs.key, inputs.value, rows, lists, 0.1)
             query = query + out
         return query
 
     first = layers(inputs.query)
     for i in range(5):
         is_same = bool((layers(inputs.query) == first).all())
-        error = 0.0 if is_same else float("inf")
-        yield f"command buffers, run {i + 2}", attention.Check("out", error, 0.0, 0.0, 0.0)
+        yield row(f"command buffers, run {i + 2}", "out", 0.0 if is_same else float("inf"), 0.0)
 
 
 # ---- times
-
-Program = tuple[Callable[..., object], tuple[jax.Array, ...]]
-
-
-def seconds_of_call(program: Program, calls: int) -> float:
-    run, arguments = program
-    started, result = time.perf_counter(), None
-    for _ in range(calls):
-        result = run(*arguments)
-    jax.block_until_ready(result)
-    return (time.perf_counter() - started) / calls
-
-
-def measured(programs: Mapping[str, Program], rounds: int = 6) -> dict[str, float]:
-    """Microseconds of each program, the median over rounds that run them forth and back."""
-    calls = {}
-    for name, program in programs.items():
-        try:
-            seconds_of_call(program, 2)
-            calls[name] = max(5, int(0.04 / seconds_of_call(program, 5)))
-        except Exception as error:
-            print(f"    {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(rounds):
-        for name in list(calls)[:: 1 if i % 2 == 0 else -1]:
-            times[name].append(seconds_of_call(programs[name], calls[name]))
-    return {name: round(1e6 * statistics.median(x), 1) for name, x in times.items()}
 
 
 def differentiated(function: Callable[..., jax.Array]) -> Callable[..., object]:
@@ -270,7 +195,7 @@ def time_sinks(length: int = 8192) -> dict[str, dict[str, float]]:
 
             programs[f"call of {implementation}"] = (jax.jit(call), differentiated(call))
         for what, which, given in (("f", 0, arrays), ("f+b", 1, (*arrays, inputs.out_grad))):
-            times = measured({x: (y[which], given) for x, y in programs.items()})
+            times = measured({x: partial(y[which], *given) for x, y in programs.items()})
             shown = ", ".join(f"{x} {y:.0f} us" for x, y in times.items())
             print(f"sinks, {name} {what}: {shown}", flush=True)
             found[f"sinks, {name} {what}"] = times
@@ -282,8 +207,7 @@ def programs_of(
 ) -> tuple[Callable[..., object], Callable[..., object]]:
     """The forward pass of a mask, and both passes, with sinks in the kernel or after it."""
     scale = inputs.query.shape[-1] ** -0.5
-    on_device = jax.device_put((data_of(mask), *lists_for(mask, inputs.query, inputs.value)))
-    data, forward_lists, backward_lists = on_device
+    data, forward_lists, backward_lists = jax.device_put(runs.mask_operands(mask, inputs))
     sinks = inputs.sinks
 
     def forward(q, k, v):
@@ -316,23 +240,15 @@ def time_mask(name: str, inputs: attention.Inputs, rows: np.ndarray, options: di
     def today(q, k, v):
         return attn_dispatch.dot_product_attention(q, k, v, **options)
 
+    programs["today"] = (jax.jit(today), differentiated(today))
     pairs = float(intervals.dense(rows, inputs.key.shape[1]).sum())
     flops = 4 * inputs.query.shape[2] * inputs.query.shape[3] * pairs
     found = {}
-    for what, times, work in (
-        (
-            "f",
-            {x: (y[0], arrays) for x, y in programs.items()} | {"today": (jax.jit(today), arrays)},
-            flops,
-        ),
-        (
-            "f+b",
-            {x: (y[1], (*arrays, inputs.out_grad)) for x, y in programs.items()}
-            | {"today": (differentiated(today), (*arrays, inputs.out_grad))},
-            3.5 * flops,
-        ),
+    for what, which, given, work in (
+        ("f", 0, arrays, flops),
+        ("f+b", 1, (*arrays, inputs.out_grad), 3.5 * flops),
     ):
-        microseconds = measured(times)
+        microseconds = measured({x: partial(y[which], *given) for x, y in programs.items()})
         shown = ", ".join(
             f"{x} {y:.0f} us ({work / y / 1e6:.0f} TFLOP/s)" for x, y in microseconds.items()
         )
@@ -359,8 +275,8 @@ def main() -> None:
         poison = os.environ.pop("ATTN_DISPATCH_POISON")
         times = ({} if args.sinks else time_masks()) | time_sinks()
         os.environ["ATTN_DISPATCH_POISON"] = poison
-    chosen, until = args.sets or ["*"], time.monotonic() + args.seconds
-    rows, wrong = check_all(library, chosen, until, only_sinks=args.sinks)
+    rows = check_all(library, args.sets or ["*"], args.seconds, only_sinks=args.sinks)
+    wrong = sum(not x["right"] for x in rows)
     if args.out:
         kernel_report.write(args.out, "fa4_kernels", library.versions, rows, times)
     print(f"{len(rows)} checks, {wrong} wrong", flush=True)
@@ -368,32 +284,17 @@ def main() -> None:
 
 
 def check_all(
-    library: compiled.CompiledLibrary, patterns: list[str], deadline: float, *, only_sinks: bool
-) -> tuple[list[dict[str, object]], int]:
-    """Every check as a row of the report, and how many are wrong."""
-    plain = [x for x in library.sets if not x.variant]
-    chosen = [x for x in plain if any(fnmatch.fnmatchcase(x.name, y) for y in patterns)]
-    rows: list[dict[str, object]] = []
-    wrong = 0
-    started = time.monotonic()
-    for i, kernels in enumerate(chosen):
-        # A share of the time for each, so that none is left out.
-        until = started + (deadline - started) * (i + 1) / len(chosen)
-        count, worst = 0, {}
-        checks = check_set(kernels, until, only_sinks=only_sinks)
-        for case, check in (*checks, *(check_graphs() if i == 0 else ())):
-            share = check.error / check.allowed if check.allowed else float(check.error > 0)
-            worst[check.name] = max(worst.get(check.name, 0.0), share)
-            rows.append({"case": case, "result": check.name, "error": check.error,
-                         "allowed": check.allowed, "right": check.is_right})  # fmt: skip
-            count += 1
-            if not check.is_right:
-                wrong += 1
-                print(f"  WRONG {case} {check}", flush=True)
-        shares = ", ".join(f"{x} {y:.2f}" for x, y in worst.items())
-        print(f"{kernels.name}: {count} checks; largest error / allowed: {shares} "
-              f"[{time.monotonic() - started:.0f} s]", flush=True)  # fmt: skip
-    return rows, wrong
+    library: compiled.CompiledLibrary, patterns: list[str], seconds: float, *, only_sinks: bool
+) -> list[Row]:
+    sets = [x for x in library.sets if not x.variant]
+    sets = [x for x in sets if any(fnmatch.fnmatchcase(x.name, y) for y in patterns)]
+
+    def check(kernels: KernelSet, deadline: float) -> Iterator[Row]:
+        yield from check_set(kernels, deadline, only_sinks=only_sinks)
+        if kernels is sets[0]:
+            yield from check_graphs()
+
+    return kernel_report.check_sets(sets, check, seconds)
 
 
 if __name__ == "__main__":

@@ -25,22 +25,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import attn_dispatch
 from attn_dispatch import mods
-from attn_dispatch.fa4 import compiled, interval_calls
+from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import KernelSet
-from attn_dispatch.fa4.interval_calls import Change
 from tests.gpu import kernel_report
-from tests.gpu.fa4_kernels import differentiated, measured
+from tests.gpu.fa4_kernels import differentiated
+from tests.gpu.kernel_report import Row, measured
 from tests.support import interval_attention as attention
 from tests.support import interval_masks as intervals
+from tests.support import interval_runs as runs
 from tests.support import score_mods
 
 # Batch, query rows, keys, query heads, key heads.
@@ -82,32 +85,11 @@ KNOWN = {
 }
 
 
-def results(
-    inputs: attention.Inputs,
-    rows: jax.Array,
-    forward_lists: list[jax.Array],
-    backward_lists: list[jax.Array],
-    arrays: tuple[jax.Array, ...],
-    scale: float,
-    variant: str,
-) -> attention.Results:
-    """What the kernels compute."""
-    change = Change(variant, arrays)
-    out, lse = interval_calls.forward(
-        inputs.query, inputs.key, inputs.value, rows, forward_lists, scale, change=change
-    )
-    *gradients, _ = interval_calls.backward(
-        inputs.query, inputs.key, inputs.value, out, lse, inputs.out_grad, inputs.lse_grad,
-        rows, backward_lists, scale, change=change,
-    )  # fmt: skip
-    return out, lse, *gradients
+_run = jax.jit(runs.results, static_argnames=("scale", "variant"))
 
 
-_run = jax.jit(results, static_argnames=("scale", "variant"))
-
-
-def check_set(kernels: KernelSet, deadline: float) -> Iterator[tuple[str, attention.Check]]:
-    """A check of every result of several masks in every shape."""
+def check_set(kernels: KernelSet, deadline: float) -> Iterator[Row]:
+    """The checks of several masks in every shape."""
     known, dims = KNOWN[kernels.variant_name], (kernels.head_dim, kernels.head_dim_v)
     for seed, shape in enumerate(_SHAPES):
         inputs = attention.drawn(seed, shape, dims, kernels.dtype)
@@ -115,50 +97,25 @@ def check_set(kernels: KernelSet, deadline: float) -> Iterator[tuple[str, attent
         for mask in [x for x in _MASKS if x in found]:
             if time.monotonic() > deadline:
                 return
-            for check in check_mask(kernels, known, inputs, found[mask]):
-                yield f"{kernels.name} {kernels.variant_name} {list(shape)} {mask}", check
+            case = f"{kernels.name} {kernels.variant_name} {list(shape)} {mask}"
+            checks = check_mask(kernels, known, inputs, found[mask])
+            yield from kernel_report.rows_of(case, checks)
 
 
 def check_mask(
-    kernels: KernelSet, known: Known, inputs: attention.Inputs, rows
-) -> Iterator[attention.Check]:
+    kernels: KernelSet, known: Known, inputs: attention.Inputs, rows: np.ndarray
+) -> list[attention.Check]:
     """The checks of one call. Scores are twice as large as usual, to bend them."""
-    scale, keys = 2 * kernels.head_dim**-0.5, inputs.key.shape[1]
-    seen = intervals.dense(rows, keys)
-    which = (inputs.query, inputs.value, kernels.arch, kernels.variant)
-    forward = intervals.lists(seen, *interval_calls.forward_set(*which).forward_tiles)
-    tiles = interval_calls.backward_set(*which).backward_tiles
-    backward = intervals.lists(seen, *tiles, by_keys=True)
-    got = _run(inputs, rows, forward, backward, known.arrays, scale, kernels.variant)
-    seen = jnp.asarray(seen)[:, None]
-    plain = attention.computed(inputs, seen, scale, is_exact=False, mod=known.as_computed)
-    exact = attention.computed(inputs, seen, scale, is_exact=True, mod=known.mod)
-    rounded = attention.lost_by_rounding(inputs, got[0], exact[0])
-    gradients = attention.computed(rounded, seen, scale, is_exact=True, mod=known.mod)[2:]
-    yield from attention.checks(got, (*exact[:2], *gradients), plain)
+    scale = 2 * kernels.head_dim**-0.5
+    operands = runs.mask_operands(rows, inputs, kernels.variant)
+    got = _run(inputs, operands, scale, kernels.variant, known.arrays)
+    return runs.checks(inputs, rows, got, scale, known.mod, known.as_computed)
 
 
-def check_all(
-    library: compiled.CompiledLibrary, patterns: list[str], seconds: float
-) -> tuple[list[dict[str, object]], int]:
-    """Every check as a row of the report, and how many are wrong."""
+def check_all(library: compiled.CompiledLibrary, patterns: list[str], seconds: float) -> list[Row]:
     sets = [x for x in library.sets if x.variant_name in KNOWN and x.arch == "sm90"]
     sets = [x for x in sets if any(fnmatch.fnmatchcase(x.name, y) for y in patterns)]
-    rows: list[dict[str, object]] = []
-    started = time.monotonic()
-    for i, kernels in enumerate(sets):
-        worst: dict[str, float] = {}
-        for case, check in check_set(kernels, started + seconds * (i + 1) / len(sets)):
-            share = check.error / check.allowed
-            worst[check.name] = max(worst.get(check.name, 0.0), share)
-            rows.append({"case": case, "result": check.name, "error": check.error,
-                         "allowed": check.allowed, "right": check.is_right})  # fmt: skip
-            if not check.is_right:
-                print(f"  WRONG {case} {check}", flush=True)
-        shares = ", ".join(f"{x} {y:.2f}" for x, y in worst.items())
-        print(f"{kernels.name} {kernels.variant_name}: largest error / allowed: {shares} "
-              f"[{time.monotonic() - started:.0f} s]", flush=True)  # fmt: skip
-    return rows, sum(not x["right"] for x in rows)
+    return kernel_report.check_sets(sets, check_set, seconds)
 
 
 def time_calls(length: int = 8192) -> dict[str, dict[str, float]]:
@@ -174,8 +131,9 @@ def time_calls(length: int = 8192) -> dict[str, dict[str, float]]:
     found = {}
     for name, options in cases.items():
         calls = {x: _call(x, options) for x in ("fa4", "cudnn", "xla")}
-        forward = {x: (jax.jit(y), arrays) for x, y in calls.items()}
-        both = {x: (differentiated(y), (*arrays, inputs.out_grad)) for x, y in calls.items()}
+        given = (*arrays, inputs.out_grad)
+        forward = {x: partial(jax.jit(y), *arrays) for x, y in calls.items()}
+        both = {x: partial(differentiated(y), *given) for x, y in calls.items()}
         for what, programs in (("f", forward), ("f+b", both)):
             times = measured(programs, rounds=4)
             print(f"causal, {name}, {what}: {times}", flush=True)
@@ -208,7 +166,8 @@ def main() -> None:
         sys.exit(f"error: {library.unusable_reason}")
     compiled.register()
     print(f"{library.path}: {library.versions}; {jax.devices()[0].device_kind}", flush=True)
-    rows, wrong = check_all(library, args.sets or ["*"], args.seconds)
+    rows = check_all(library, args.sets or ["*"], args.seconds)
+    wrong = sum(not x["right"] for x in rows)
     times: dict[str, dict[str, float]] = {}
     if args.times:
         del os.environ["ATTN_DISPATCH_POISON"]

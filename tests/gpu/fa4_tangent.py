@@ -24,7 +24,6 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +46,8 @@ from attn_dispatch.core.formulas import OVER_DEVICES
 from attn_dispatch.fa4 import compiled
 from attn_dispatch.fa4.compiled import KernelSet
 from tests.gpu import kernel_report
+from tests.gpu.kernel_report import Row, measured, row
+from tests.support import attention_in_numpy as in_numpy
 
 _ALLOWED = {"bfloat16": 1.5e-2, "float16": 2.5e-3}
 """The largest error by dtype, as a share of the largest number of a reference. Kernels round
@@ -128,33 +129,18 @@ def attention(q, k, v, *, return_lse: bool = True, **arguments: Any):
 
 def reference(arrays: Sequence[np.ndarray], seen: np.ndarray) -> tuple[np.ndarray, ...]:
     """out, lse [B, T, N], their tangents, and the gradients of `gradients`, in float64."""
-    q, k, v, tq, tk, tv = (np.swapaxes(x.astype(np.float64), 1, 2) for x in arrays)
-    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-    k, v, tk, tv = (x.repeat(groups, axis=1) for x in (k, v, tk, tv))
-
-    def across(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return x @ np.swapaxes(y, 2, 3)
-
-    with np.errstate(all="ignore"):
-        scores = np.where(seen, scale * across(q, k), -np.inf)
-        top = scores.max(-1, keepdims=True)
-        top = np.where(np.isinf(top), 0, top)
-        weights = np.exp(scores - top)
-        sums = weights.sum(-1, keepdims=True)
-        lse = (top + np.log(sums))[..., 0]
-        weights = np.where(sums == 0, 0, weights / sums)
-    out = weights @ v
+    q, k, v, tq, tk, tv = (x.astype(np.float64) for x in arrays)
+    scale, across, applied = q.shape[-1] ** -0.5, in_numpy.across, in_numpy.applied
+    weights, lse = in_numpy.softmax(np.where(seen, scale * across(q, k), -np.inf))
+    out = applied(weights, v)
     changes = weights * scale * (across(tq, k) + across(q, tk))
-    lse_moved = changes.sum(-1, keepdims=True)
-    out_moved = changes @ v + weights @ tv - lse_moved * out
+    lse_moved = changes.sum(-1).swapaxes(1, 2)
+    out_moved = applied(changes, v) + applied(weights, tv) - lse_moved[..., None] * out
     out_grad = 2 * (out + 0.5 * out_moved)
-    score_grad = weights * (across(out_grad, v) - (out_grad * out).sum(-1, keepdims=True)) * scale
-    shared = (
-        x.reshape(x.shape[0], -1, groups, *x.shape[2:]).sum(2)
-        for x in (np.swapaxes(score_grad, 2, 3) @ q, np.swapaxes(weights, 2, 3) @ out_grad)
-    )
-    of_heads = (out, lse, out_moved, lse_moved[..., 0], score_grad @ k, *shared)
-    return tuple(np.swapaxes(x, 1, 2) for x in of_heads)
+    delta = np.einsum("btnh,btnh->bnt", out, out_grad)[..., None]
+    score_grad = weights * (across(out_grad, v) - delta) * scale
+    grads = in_numpy.gradients(q, k, weights, score_grad, out_grad)
+    return out, lse.swapaxes(1, 2), out_moved, lse_moved, *grads
 
 
 def moved(function: Callable[..., Any], *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -216,7 +202,7 @@ def compiled_for(
     return jax.jit(lambda given, *x: program(partial(function, **fixed, **given), *x)), given
 
 
-def check(kernels: KernelSet, call: Call, which: str) -> Iterator[dict[str, Any]]:
+def check(kernels: KernelSet, call: Call, which: str) -> Iterator[Row]:
     """The errors of a call, as kernel_report has them."""
     case = f"{kernels.name} {call.shape} {call.name} {which}"
     program, names = _PROGRAMS[which]
@@ -225,7 +211,7 @@ def check(kernels: KernelSet, call: Call, which: str) -> Iterator[dict[str, Any]
     spoiled = [_with_padding(x, call, np.nan) for x in arrays]
     lowered = ours.lower(given, *spoiled)
     count = lowered.as_text().count(f"@{compiled.TANGENT_TARGET}")
-    yield _row(case, "kernels", abs(count - 1), 0.0)
+    yield row(case, "kernels", abs(count - 1), 0.0)
     got = lowered.compile()(given, *spoiled)
     for name, x, y in zip(names, got, expected(which, arrays, call.seen), strict=True):
         x, is_finite = np.asarray(x).astype(np.float64), np.isfinite(y)
@@ -235,7 +221,7 @@ def check(kernels: KernelSet, call: Call, which: str) -> Iterator[dict[str, Any]
         allowed = 1e-3 if "lse" in name else _ALLOWED[kernels.dtype]
         # The error of a gradient is that of the tangent in it as well.
         allowed *= 2 if name.startswith("d") else 1
-        yield _row(case, name, float(error) if same else np.inf, allowed)
+        yield row(case, name, float(error) if same else np.inf, allowed)
 
 
 def expected(which: str, arrays: list[np.ndarray], seen: np.ndarray) -> Sequence[np.ndarray]:
@@ -247,11 +233,6 @@ def expected(which: str, arrays: list[np.ndarray], seen: np.ndarray) -> Sequence
         return found[:4]
     also = reference([*arrays[:4], arrays[1], arrays[5]], seen)
     return [np.stack(x) for x in zip(found[:4], also[:4], strict=True)]
-
-
-def _row(case: str, result: str, error: float, allowed: float) -> dict[str, Any]:
-    is_right = error <= allowed  # False for NaN
-    return {"case": case, "result": result, "error": error, "allowed": allowed, "right": is_right}
 
 
 def timed_calls() -> dict[str, dict[str, Any]]:
@@ -288,27 +269,10 @@ def times(until: float) -> dict[str, dict[str, float]]:
             programs["formulas"] = both.lower(*operands).compile()
         jax.clear_caches()
         name = f"d128 16/4 B2 S4096 {call}"
-        found[name] = measured(programs, operands)
+        found[name] = measured({x: partial(y, *operands) for x, y in programs.items()})
         share = found[name]["kernel"] / found[name]["formulas"]
         print(name, found[name], f"kernel / formulas {share:.3f}", flush=True)
     return found
-
-
-def measured(programs: dict[str, Callable[..., Any]], arrays: tuple[Any, ...]) -> dict[str, float]:
-    """Median microseconds of a call, in turns and in alternating order."""
-
-    def seconds(program: Callable[..., Any], calls: int) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready([program(*arrays) for _ in range(calls)][-1])
-        return (time.perf_counter() - start) / calls
-
-    for program in programs.values():
-        seconds(program, 3)
-    rounds: dict[str, list[float]] = {x: [] for x in programs}
-    for i in range(7):
-        for x in [*programs][:: 1 if i % 2 == 0 else -1]:
-            rounds[x].append(seconds(programs[x], 10))
-    return {x: 1e6 * statistics.median(y) for x, y in rounds.items()}
 
 
 def in_order(sets: list[KernelSet]) -> Iterator[tuple[KernelSet, Call, str]]:
@@ -344,7 +308,7 @@ def main() -> int:
     library, start = compiled.find(), time.perf_counter()
     if not library.is_usable:
         sys.exit(library.unusable_reason)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     sets = [x for x in library.sets if x.has_tangents]
     sets = [x for x in sets if any(fnmatchcase(x.name, y) for y in options.sets)]
     has_timed_set, left = "sm90_d128_bfloat16" in {x.name for x in sets}, 0
@@ -364,8 +328,8 @@ def main() -> int:
         os.environ["ATTN_DISPATCH_POISON"] = ""
         found = times(start + options.seconds + 50) if has_timed_set else {}
     wrong = sum(not x["right"] for x in rows)
-    for row in (x for x in rows if not x["right"]):
-        print("WRONG", row)
+    for wrong_row in (x for x in rows if not x["right"]):
+        print("WRONG", wrong_row)
     taken = f"{time.perf_counter() - start:.0f} s"
     print(f"{len(rows)} checks, {wrong} wrong, {left} calls left out, {taken}", flush=True)
     if options.out:

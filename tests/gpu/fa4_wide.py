@@ -19,10 +19,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import argparse
 import itertools
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from attn_dispatch import dot_product_attention, fallback
 from attn_dispatch.fa4 import compiled
 from tests.gpu import kernel_report
+from tests.gpu.kernel_report import Row, measured, row
+from tests.support import attention_in_numpy as attention
 
 _HEAD_DIMS = (272, 300, 320, 384, 448, 512)
 _HEADS = ((4, 4), (8, 4), (8, 1))
@@ -99,33 +100,17 @@ class Call:
 
     def reference(self, q, k, v, out_grad, lse_grad) -> tuple[np.ndarray, ...]:
         """The same results, in float64."""
-        (n, kv_heads), t, h = self.heads, self.lengths[0], self.head_dim
-
-        def grouped(x):  # [B, T, N, H] -> [B, K, G, T, H]
-            x = np.asarray(x, np.float64).reshape(2, t, kv_heads, n // kv_heads, -1)
-            return x.transpose(0, 2, 3, 1, 4)
-
-        def flat(x):
-            return x.transpose(0, 3, 1, 2, 4).reshape(2, t, n, -1)
-
-        def shared(x):  # [B, S, K, H] -> [B, K, 1, S, H]
-            return np.asarray(x, np.float64).transpose(0, 2, 1, 3)[:, :, None]
-
-        q, out_grad, lse_grad = grouped(q), grouped(out_grad), grouped(lse_grad)
-        k, v = shared(k), shared(v)
-        scores = np.where(self.visible(), q @ k.swapaxes(-1, -2) * h**-0.5, -np.inf)
-        largest = np.maximum(scores.max(-1, keepdims=True), -1e30)
-        weights = np.exp(scores - largest)
-        total = weights.sum(-1, keepdims=True)
-        weights = weights / np.where(total > 0, total, 1)
-        with np.errstate(divide="ignore"):
-            lse = np.log(total) + largest
-        out = weights @ v
-        products = (out * out_grad).sum(-1, keepdims=True) - lse_grad
-        score_grad = weights * (out_grad @ v.swapaxes(-1, -2) - products) * h**-0.5
-        dk = (score_grad.swapaxes(-1, -2) @ q).sum(2).transpose(0, 2, 1, 3)
-        dv = (weights.swapaxes(-1, -2) @ out_grad).sum(2).transpose(0, 2, 1, 3)
-        return flat(out), flat(lse)[..., 0], flat(score_grad @ k), dk, dv
+        q, k, v, out_grad, lse_grad = (
+            np.asarray(x, np.float64) for x in (q, k, v, out_grad, lse_grad)
+        )
+        scale = self.head_dim**-0.5
+        scores = np.where(self.visible(), scale * attention.across(q, k), -np.inf)
+        weights, lse = attention.softmax(scores)
+        out = attention.applied(weights, v)
+        products = np.einsum("btnh,btnh->bnt", out, out_grad) - lse_grad.swapaxes(1, 2)
+        score_grad = weights * (attention.across(out_grad, v) - products[..., None]) * scale
+        gradients = attention.gradients(q, k, weights, score_grad, out_grad)
+        return out, lse.swapaxes(1, 2), *gradients
 
 
 def calls(widest: dict[str, int]) -> list[Call]:
@@ -139,7 +124,7 @@ def calls(widest: dict[str, int]) -> list[Call]:
     ]
 
 
-def checks(call: Call) -> Iterator[dict[str, Any]]:
+def checks(call: Call) -> Iterator[Row]:
     """The errors of a call, as kernel_report has them."""
     arrays = call.arrays()
     program = jax.jit(call.results)
@@ -149,15 +134,10 @@ def checks(call: Call) -> Iterator[dict[str, Any]]:
         same = np.array_equal(x[~is_number], exact[~is_number])  # -inf of rows that see nothing
         error = np.abs(np.where(is_number, x - np.where(is_number, exact, 0), 0)).max()
         share = float(error / np.abs(exact[is_number]).max()) if same else float("nan")
-        yield _row(str(call), name, share, _ALLOWED_LSE if name == "lse" else _ALLOWED[call.dtype])
+        yield row(str(call), name, share, _ALLOWED_LSE if name == "lse" else _ALLOWED[call.dtype])
     again = [[np.asarray(x, np.float64) for x in program(*arrays)] for _ in range(2)]
     changes = sum(not np.array_equal(x, y) for z in again for x, y in zip(got, z, strict=True))
-    yield _row(str(call), "changed results", changes, 0)
-
-
-def _row(case: str, result: str, error: float, allowed: float) -> dict[str, Any]:
-    is_right = error <= allowed  # False for NaN
-    return {"case": case, "result": result, "error": error, "allowed": allowed, "right": is_right}
+    yield row(str(call), "changed results", changes, 0)
 
 
 def times() -> dict[str, dict[str, float]]:
@@ -184,26 +164,11 @@ def times() -> dict[str, dict[str, float]]:
             programs = {
                 x: jax.jit(partial(function, name=x)).lower(*given).compile() for x in names
             }
-            found[f"{case} {which}"] = measured(programs, given)
+            found[f"{case} {which}"] = measured(
+                {x: partial(y, *given) for x, y in programs.items()}
+            )
             print(case, which, {x: round(y) for x, y in found[f"{case} {which}"].items()})
     return found
-
-
-def measured(programs: dict[str, Callable[..., Any]], arrays: list[jax.Array]) -> dict[str, float]:
-    """Median microseconds of a call, in turns and in alternating order."""
-
-    def seconds(program: Callable[..., Any], count: int) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready([program(*arrays) for _ in range(count)][-1])
-        return (time.perf_counter() - start) / count
-
-    for program in programs.values():
-        seconds(program, 2)
-    rounds: dict[str, list[float]] = {x: [] for x in programs}
-    for i in range(5):
-        for x in [*programs][:: 1 if i % 2 == 0 else -1]:
-            rounds[x].append(seconds(programs[x], 5))
-    return {x: 1e6 * statistics.median(y) for x, y in rounds.items()}
 
 
 def main() -> int:
@@ -215,13 +180,12 @@ def main() -> int:
         sys.exit(library.unusable_reason)
     sets = [x for x in library.sets if x.is_wide]
     widest = {x: max((y.head_dim for y in sets if y.dtype == x), default=0) for x in _ALLOWED}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with fallback("silent"), ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda x: list(checks(x)), calls(widest)):
             rows += found
-            for row in found:
-                if not row["right"]:
-                    print("WRONG", row, flush=True)
+            for wrong in (x for x in found if not x["right"]):
+                print("WRONG", wrong, flush=True)
     for result, dtype in itertools.product(dict.fromkeys(x["result"] for x in rows), _ALLOWED):
         of_both = (x for x in rows if x["result"] == result and x["case"].endswith(dtype))
         worst = max((x["error"] for x in of_both), default=0)

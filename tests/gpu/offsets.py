@@ -106,7 +106,7 @@ def error(got: jax.Array, expected: jax.Array) -> float:
     return float(np.abs(x - y)[finite].max(initial=0) / max(np.abs(y[finite]).max(initial=0), 0.1))
 
 
-def check(call: Call, implementation: str) -> Iterator[dict[str, Any]]:
+def check(call: Call, implementation: str) -> Iterator[kernel_report.Row]:
     given = arrays(call.t, call.s)
     exact = results(call, "xla", [x.astype(jnp.float32) for x in given])
     case = f"{implementation} {call.name} {call.t}x{call.s} {call.offset}"
@@ -114,14 +114,13 @@ def check(call: Call, implementation: str) -> Iterator[dict[str, Any]]:
         found = results(call, (implementation,), given)
     except NotImplementedError as refused:
         print(f"refused: {case}: {str(refused)[:300]}", flush=True)
-        yield {"case": case, "result": "runs", "error": 1.0, "allowed": 0.0, "right": False}
+        yield kernel_report.row(case, "runs", 1.0, 0.0)
         return
     for name, x in found.items():
         got = error(x, exact[name])
-        right = got <= _ALLOWED
-        if not right:
+        if got > _ALLOWED:
             print(f"WRONG: {case}: {name} {got:.3g}", flush=True)
-        yield {"case": case, "result": name, "error": got, "allowed": _ALLOWED, "right": right}
+        yield kernel_report.row(case, name, got, _ALLOWED)
 
 
 def seconds_of(function: Callable[..., Any], given: tuple[Any, ...]) -> float:
@@ -198,7 +197,7 @@ def main() -> None:
     begin = time.monotonic()
     names = [x for x in arguments.implementations.split(",") if is_installed(x)]
     print("implementations:", names, flush=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[kernel_report.Row] = []
     times: dict[str, dict[str, float]] = {}
     found = list(calls())
     every = [*found[::3], *found[1::3], *found[2::3]]  # all kinds early, if time is short

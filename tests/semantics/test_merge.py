@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 
 from attn_dispatch import sequence, serving
+from tests.support.attention_in_numpy import softmax
 
 ROWS, WIDTH = 12, 5
 DEAD = (0, 7)
 """Rows without keys in any part."""
-
-
-def softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [R, S] and lse [R] of scores [R, S]; of a row of -inf 0 and -inf."""
-    top = np.where(np.isinf(m := scores.max(axis=1)), 0, m)
-    weights = np.exp(scores - top[:, None])
-    total = weights.sum(axis=1)
-    lse = np.where(total == 0, -np.inf, top + np.log(np.where(total == 0, 1, total)))
-    return weights / np.where(total == 0, 1, total)[:, None], lse
 
 
 def of_scores(scores: np.ndarray, v: np.ndarray, g: np.ndarray, g_lse: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 
 from attn_dispatch.flash.call import FlashCall, offsets_count
 from attn_dispatch.flash.generations import FA2
+from tests.support import attention_in_numpy as attention
 
 ArrayTuple = tuple[Any, ...]
 
@@ -47,8 +48,8 @@ def _forward(call: FlashCall, qkv: ArrayTuple, offsets: ArrayTuple, scale: float
     out = np.full((*q.shape[:-1], call.head_dim), np.nan)
     lse = np.full(_lse_shape(call), np.nan)
     for rows, keys, into in _sequences(call, offsets):
-        p, row_lse = _probabilities(call, q[rows], k[keys], scale)
-        o = np.einsum("nts,snh->tnh", p, _repeated(call, v[keys]))
+        weights, row_lse = attention.softmax(_scores(call, q[rows], k[keys], scale))
+        o = attention.applied(weights, v[keys])
         written = slice(0, call.longest_q) if call.is_packed else slice(None)
         out[rows][written] = (o + _rest_of_tile(call, (v,), keys))[written]
         lse[into][:, written] = row_lse[:, written]
@@ -74,15 +75,11 @@ def _backward(
         scores = _scores(call, q[rows], k[keys], scale)
         p = np.exp(scores - lse[into][..., None])
         wrong = _rest_of_tile(call, (k, v), keys) + _rest_of_tile(call, (q, out_grad), rows)
-        dp = np.einsum("tnh,snh->nts", out_grad[rows], _repeated(call, v[keys]))
         delta = (out[rows] * out_grad[rows]).sum(-1).T
-        ds = p * (dp - delta[..., None])
-        dq = np.einsum("nts,snh->tnh", ds, _repeated(call, k[keys]))
-        dk = np.einsum("nts,tnh->snh", ds, q[rows])
-        dv = np.einsum("nts,tnh->snh", p, out_grad[rows])
+        ds = p * (attention.across(out_grad[rows], v[keys]) - delta[..., None])
+        parts = attention.gradients(q[rows], k[keys], p, scale * ds, out_grad[rows])
         in_time = [slice(0, x) for x in (call.longest_q, call.longest_kv, call.longest_kv)]
         places = (rows, keys, keys)
-        parts = (scale * dq, scale * _grouped(call, dk), _grouped(call, dv))
         for array, place, part, written in zip(found, places, parts, in_time, strict=True):
             written = written if call.is_packed else slice(None)
             array[place][written] = (part + wrong)[written]
@@ -132,7 +129,7 @@ def _rest_of_tile(call: FlashCall, arrays: ArrayTuple, place: Any) -> float:
 
 def _scores(call: FlashCall, q: np.ndarray, k: np.ndarray, scale: float) -> np.ndarray:
     assert scale > 0
-    scores = scale * np.einsum("tnh,snh->nts", q, _repeated(call, k))
+    scores = scale * attention.across(q, k)
     t, s = scores.shape[1:]
     distance = np.arange(s) - (
         np.arange(t)[:, None] + s - t
@@ -144,27 +141,6 @@ def _scores(call: FlashCall, q: np.ndarray, k: np.ndarray, scale: float) -> np.n
     if right >= 0:
         is_visible &= distance <= right
     return np.where(is_visible, scores, -np.inf)
-
-
-def _probabilities(
-    call: FlashCall, q: np.ndarray, k: np.ndarray, scale: float
-) -> tuple[np.ndarray, np.ndarray]:
-    scores = _scores(call, q, k, scale)
-    top = scores.max(-1, initial=-np.inf)
-    top = np.where(top == -np.inf, 0, top)
-    exponentials = np.exp(scores - top[..., None])
-    with np.errstate(divide="ignore"):
-        lse = np.log(exponentials.sum(-1)) + top
-    return exponentials / np.where(lse == -np.inf, 1, exponentials.sum(-1))[..., None], lse
-
-
-def _repeated(call: FlashCall, x: np.ndarray) -> np.ndarray:
-    return x.repeat(call.num_heads // call.num_kv_heads, axis=1)
-
-
-def _grouped(call: FlashCall, x: np.ndarray) -> np.ndarray:
-    group = call.num_heads // call.num_kv_heads
-    return x.reshape(len(x), call.num_kv_heads, group, x.shape[2]).sum(2)
 
 
 def run_fa2(call: FlashCall, results: Any, operands: ArrayTuple, scale: float) -> ArrayTuple:

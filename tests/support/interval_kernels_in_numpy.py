@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.support import attention_in_numpy as attention
 from tests.support import scalar_code_in_numpy as in_numpy
 
 Arrays = tuple[Any, ...]
@@ -101,7 +102,7 @@ def _forward(
     code: Code,
 ) -> Arrays:
     query, key, value = (np.asarray(x, np.float64) for x in qkv)
-    key, value = (np.repeat(x, query.shape[2] // key.shape[2], axis=2) for x in (key, value))
+    key, value = (attention.repeated(x, query.shape[2]) for x in (key, value))
     out = np.zeros((*query.shape[:3], value.shape[3]))
     lse = np.full((query.shape[0], query.shape[2], query.shape[1]), -np.inf)
     n = np.arange(query.shape[2])
@@ -111,17 +112,12 @@ def _forward(
             scores = np.full((q.shape[1], len(t), len(k)), -np.inf)
             reached = np.zeros(len(k), bool)
             for s, is_full in _tiles(listed, tile[1], len(k)):
-                found = scale * np.einsum("tnh,snh->nts", q[t], k[s])
+                found = scale * attention.across(q[t], k[s])
                 found = code.changed(found, _indices(n[heads], b, t, s), arrays)
                 scores[:, :, s] = found if is_full else _masked(found, data, t, s)
                 reached[s] = True
-            top = scores.max(-1, initial=-np.inf)
-            weights = np.exp(scores - np.where(top == -np.inf, 0, top)[..., None])
-            total = weights.sum(-1)
-            with np.errstate(divide="ignore"):
-                lse[b, heads][:, t] = np.log(total) + np.where(top == -np.inf, 0, top)
-            weights /= np.where(total == 0, 1, total)[..., None]
-            out[b, :, heads][t] = np.einsum("nts,snh->tnh", weights[..., reached], v[reached])
+            weights, lse[b, heads][:, t] = attention.softmax(scores)
+            out[b, :, heads][t] = attention.applied(weights[..., reached], v[reached])
     for one in sinks:
         added = _added(lse, np.asarray(one, np.float64)[..., None])
         out *= np.exp(-added).swapaxes(1, 2)[..., None]
@@ -147,8 +143,8 @@ def _backward(
     query, key, value, out, all_lse, all_grads, lse_grad = (
         np.asarray(x, np.float64) for x in operands
     )
-    group = query.shape[2] // key.shape[2]
-    key, value = (np.repeat(x, group, axis=2) for x in (key, value))
+    kv_heads = key.shape[2]
+    key, value = (attention.repeated(x, query.shape[2]) for x in (key, value))
     all_dq, all_dk, all_dv = (np.zeros(x.shape) for x in (query, key, value))
     all_products = np.einsum("btnh,btnh->bnt", out, all_grads) - lse_grad
     n = np.arange(query.shape[2])
@@ -158,19 +154,18 @@ def _backward(
         dq, dk, dv = (x[b, :, heads] for x in (all_dq, all_dk, all_dv))  # views
         for s, listed in _lines(lists, tile[1], len(k)):
             for t, is_full in _tiles(listed, tile[0], len(q)):
-                plain = scale * np.einsum("tnh,snh->nts", q[t], k[s])
+                plain = scale * attention.across(q[t], k[s])
                 at = _indices(n[heads], b, t, s)
                 scores = code.changed(plain, at, arrays)
                 scores = scores if is_full else _masked(scores, data, t, s)
                 row_lse = np.where(lse[:, t] == -np.inf, 0, lse[:, t])
                 p = np.exp(scores - row_lse[..., None])
-                dp = np.einsum("tnh,snh->nts", out_grad[t], v[s])
-                ds = p * (dp - products[:, t][..., None])
-                ds = code.gradient(ds, plain, at, arrays)
-                dv[s] += np.einsum("nts,tnh->snh", p, out_grad[t])
-                dk[s] += scale * np.einsum("nts,tnh->snh", ds, q[t])
-                dq[t] += scale * np.einsum("nts,snh->tnh", ds, k[s])
-    dk, dv = (_summed(x, group) for x in (all_dk, all_dv))
+                ds = p * (attention.across(out_grad[t], v[s]) - products[:, t][..., None])
+                ds = scale * code.gradient(ds, plain, at, arrays)
+                parts = attention.gradients(q[t], k[s], p, ds, out_grad[t])
+                for sums, rows, part in zip((dq, dk, dv), (t, s, s), parts, strict=True):
+                    sums[rows] += part
+    dk, dv = (attention.summed(x, kv_heads) for x in (all_dk, all_dv))
     results = zip((all_dq, dk, dv, all_products), (*operands[:3], operands[4]), strict=True)
     return tuple(x.astype(y.dtype) for x, y in results)
 
@@ -185,12 +180,6 @@ def _parts(mask: Arrays, shape: tuple[int, ...]) -> Iterator[tuple[int, slice, l
         for n in range(shape[2] if differs else 1):
             part = [x[b if len(x) > 1 else 0, n if x.shape[1] > 1 else 0] for x in arrays]
             yield b, slice(n, n + 1) if differs else slice(None), part
-
-
-def _summed(x: np.ndarray, group: int) -> np.ndarray:
-    """The sums over the heads of each group, [B, S, K, D]."""
-    batch, keys, heads, width = x.shape
-    return x.reshape(batch, keys, heads // group, group, width).sum(axis=3)
 
 
 def _lines(
