@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch import dot_product_attention
+from attn_dispatch import assert_kernels, dot_product_attention, dropout_mask, explain
 
 Q = np.zeros((2, 3, 4, 8), np.float32)
 KV = np.zeros((2, 5, 2, 8), np.float32)
@@ -147,6 +148,7 @@ attention(deterministic_backward='yes')
 attention(return_residual=1)
 attention(return_max_logits=1)
 attention(return_lse='lse')
+attention(finite_padding="yes")
 attention(causal_alignment='')
 attention(causal_alignment=False)
 attention(causal_alignment='bottom_left')
@@ -187,6 +189,24 @@ traced("local_window_size", 2.0)
 traced("logits_soft_cap", 3.0)
 traced("dropout_rate", 0.0)
 traced("implementation", 1)
+
+# arrays in place of numbers
+attention(scale=np.ones((2, 4), np.float32))
+attention(scale=np.ones(4, np.int32))
+dot_product_attention(np.float32(1), KV, KV, scale=np.ones(4))
+traced("local_window_size", jnp.zeros(2, jnp.int32))
+traced("local_window_size", jnp.bool_(True))
+jax.jit(lambda left: attention(local_window_size=(left, None)))(np.zeros(2, int))
+jax.jit(lambda left: attention(local_window_size=(left, None)))(np.float32(1))
+jax.jit(lambda left: attention(local_window_size=(left, None)))(True)
+attention(causal_alignment=True)
+attention(causal_alignment=2.0)
+attention(causal_alignment=object)
+attention(causal_alignment=np.array([1.0, 2.0]))
+attention(causal_alignment=np.array([1, 2, 3]))
+attention(causal_alignment=np.array([True, False]))
+attention(causal_alignment="bottom", is_causal=True)
+attention(causal_alignment=np.array([1, 2, 3]), is_causal=True)
 
 # names that are wrong, missing or another library's
 attention(wibble=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from attn_dispatch import paged_attention, ragged_dot_product_attention

@@ -10,11 +10,12 @@ from __future__ import annotations
 import importlib
 import textwrap
 import warnings
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
 DOCUMENT = Path("tests/results/sentences.md")
-ROOMS = ("call", "packed")
+ROOMS = ("call", "packed", "serving", "sequence", "mods", "settings")
 
 _HEAD = """\
 # Every sentence that answers a wrong or unsupported call
@@ -25,17 +26,14 @@ where it can, what to do.
 """
 
 
-def rows_of(room: ModuleType) -> list[str]:
-    """The lines of a room's table, with continued rows joined."""
-    return room.ROWS.strip().replace("\n    ", " ").splitlines()
-
-
 def answer(row: str, room: ModuleType) -> str:
     """What a row says: its exception, or the text that it returns."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            found = eval(row, vars(room))
+            found = eval(compile(row, str(room.__file__), "eval"), vars(room))
+        except (NameError, SyntaxError):  # the row itself is wrong
+            raise
         except Exception as error:
             return f"{type(error).__name__}: {error}"
     assert isinstance(found, str), f"{row}: expected an exception or a text, got {found}"
@@ -43,14 +41,15 @@ def answer(row: str, room: ModuleType) -> str:
 
 
 def section(name: str) -> str:
-    """The part of the document that is about one room."""
+    """The part of the document that is about one room. Neighbours that say the same are one."""
     room = importlib.import_module(f"tests.sentences.{name}")
-    text = f"## {room.__doc__.removesuffix('.')}\n"
-    for row in rows_of(room):
-        if row.startswith("# "):
-            text += f"\n### {row[2:]}\n"
-        elif row:
-            text += "\n" + textwrap.indent(f">>> {row}\n{answer(row, room)}\n", "    ")
+    text = f"## {(room.__doc__ or name).removesuffix('.')}\n"
+    for group in room.ROWS.strip().removeprefix("# ").replace("\n    ", " ").split("\n# "):
+        title, *rows = filter(None, group.split("\n"))
+        text += f"\n### {title}\n"
+        for said, same in groupby(rows, lambda row: answer(row, room)):
+            calls = "".join(f">>> {row}\n" for row in same)
+            text += "\n" + textwrap.indent(f"{calls}{said}\n", "    ")
     return text
 
 
