@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch import assert_kernels, dot_product_attention, dropout_mask, explain
+from attn_dispatch import (
+    assert_kernels,
+    dot_product_attention,
+    dropout_mask,
+    explain,
+    explain_program,
+)
 
 Q = np.zeros((2, 3, 4, 8), np.float32)
 KV = np.zeros((2, 5, 2, 8), np.float32)
@@ -236,6 +242,17 @@ attention(implementation="triton")
 attention(implementation=["xla_chunked", "xla"])
 assert_kernels(attention, implementation=True)
 assert_kernels(attention, allow_other=True)
+
+# programs
+explain_program(3, Q, target="h100")
+assert_kernels(3, Q, target="h100")
+explain_program(attention, target="h1000")
+assert_kernels(attention, target="cpu")
+assert_kernels(lambda: (attention(), None)[1], target="h100")
+assert_kernels(lambda: (attention(), None)[1], target="h100", allow_others=True)
+assert_kernels(attention, target="h100", implementations="cuddn")
+assert_kernels(attention, target="h100", implementations=("XLA", "aitr"))
+assert_kernels(attention, target="h100", implementations=())
 
 # layouts
 attention(qkv_layout="bnth")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 DOCUMENT = Path("tests/results/sentences.md")
-ROOMS = ("call", "packed", "serving", "sequence", "mods", "settings")
+ROOMS = ("call", "packed", "serving", "sequence", "mods", "settings", "commands")
 
 _HEAD = """\
 # Every sentence that answers a wrong or unsupported call
@@ -34,7 +34,7 @@ def answer(row: str, room: ModuleType) -> str:
             found = eval(compile(row, str(room.__file__), "eval"), vars(room))
         except (NameError, SyntaxError):  # the row itself is wrong
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {error}"
     assert isinstance(found, str), f"{row}: expected an exception or a text, got {found}"
     return found
