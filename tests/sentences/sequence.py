@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ IDS = np.array([[1] * 8 + [2] * 16, [1] * 8 + [2] * 8 + [0] * 8])
 DOCUMENTS = sequence.balance(IDS, 4)
 
 
-def on_devices(count: int) -> jax.Array:
+def on_devices(count: int) -> Any:
     """The positions of 4 parts, on `count` devices."""
     positions = jax.vmap(lambda _: sequence.positions(24, 4, axis_name="cp"), axis_name="cp")
     return positions(jnp.zeros(count))

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 DOCUMENT = Path("tests/results/sentences.md")
-ROOMS = ("call", "packed", "serving", "sequence", "mods", "settings", "commands")
+ROOMS = ("call", "packed", "serving", "sequence", "mods", "settings", "commands", "rules")
 
 _HEAD = """\
 # Every sentence that answers a wrong or unsupported call
