@@ -12,7 +12,7 @@
 # make docs      the docs as a site, in build/site; a warning is an error
 # make lint      ruff, import-linter, pyright, clang-format
 # make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
-#                mutate-rocm, mutate-cdna, refusals, flash-calls, mask-pictures, notebook, rates: each regenerates a file,
+#                mutate-rocm, mutate-cdna, refusals, sentences, flash-calls, mask-pictures, notebook, rates: each regenerates a file,
 #                as the table in CONTRIBUTING.md says
 # make wheels    builds wheels of the package and its libraries into build/release/dist
 # make release-check   the same, then installs and tries each in fresh environments: takes long
@@ -51,7 +51,7 @@ ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
 .PHONY: demo serve train finetune check quick-tests test test-older soak sanitize sanitize-quick docs lint \
   wheels release-check support-page models-page reports-page lowered command-outputs mesh-table integrations-table \
-  judged mutate-rocm mutate-cdna refusals flash-calls mask-pictures notebook rates clean
+  judged mutate-rocm mutate-cdna refusals sentences flash-calls mask-pictures notebook rates clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve train finetune: $(VENV)/cuda-library
@@ -174,6 +174,9 @@ mutate-cdna: $(VENV)/test-packages $(VENV)/pure-python
 
 refusals: $(VENV)/cuda-library $(VENV)/test-packages
 	$(SCRIPT).refusals --out tests/results
+
+sentences: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-packages
+	$(SCRIPT).sentences
 
 rates: $(VENV)/test-packages $(VENV)/pure-python
 	$(SCRIPT).fit_rates --write

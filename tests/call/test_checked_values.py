@@ -115,9 +115,3 @@ def test_no_callback_where_no_value_can_be_wrong():
     assert "callback" not in str(known)
     assert "debug_callback" in str(jax.make_jaxpr(attend)(X, VALID_IDS))
     assert explain(X, X, X, query_segment_ids=jax.ShapeDtypeStruct((2, 4), "int32")).chosen_forward
-
-
-def test_wrong_setting_raises(monkeypatch):
-    monkeypatch.setenv("ATTN_DISPATCH_CHECK", "yes")
-    with pytest.raises(ValueError, match="ATTN_DISPATCH_CHECK: expected 0 or 1, got 'yes'"):
-        settings.current()

@@ -15,9 +15,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch import (
     AttentionConventionWarning,
-    assert_kernels,
     dot_product_attention,
-    dropout_mask,
     explain,
     paged_attention,
     ragged_dot_product_attention,
@@ -28,75 +26,8 @@ X = np.random.default_rng(0).standard_normal((2, 4, 2, 8), np.float32)
 CALLS = (dot_product_attention, ragged_dot_product_attention, paged_attention)
 
 
-def error(message: str, call: Any = dot_product_attention, **arguments: Any) -> None:
-    with pytest.raises(TypeError, match=re.escape(message)):
-        call(X, X, X, **arguments)
-
-
-def test_foreign_name_gets_the_name_used_here():
-    error("dot_product_attention() got an unexpected keyword argument 'softmax_scale': here it is "
-          "scale", softmax_scale=0.5)  # fmt: skip
-    error("'use_causal_mask': here it is is_causal; 'dropout_rng': here it is dropout_key",
-          use_causal_mask=True, dropout_rng=None)  # fmt: skip
-    error("'causal': here it is is_causal; flash-attn's alignment is causal_alignment=",
-          causal=True)  # fmt: skip
-    error("'segment_ids': here it is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 "
-          "is padding", segment_ids=np.ones((2, 4), int))  # fmt: skip
-    error("'precision': here it has no counterpart: jax.default_matmul_precision", precision=None)
-    error("'cu_seqlens': ragged_dot_product_attention takes cu_seqlens_q and", cu_seqlens=[0, 4])
-    error("'key_padding_mask': here it is key_value_seq_lengths: the numbers of keys [batch], or "
-          "mask=~key_padding_mask[:, None, None, :]", key_padding_mask=None)  # fmt: skip
-    error("'context_lens': here it is key_value_seq_lengths: the numbers of keys [batch]",
-          paged_attention, context_lens=[4, 4])  # fmt: skip
-    with pytest.raises(TypeError, match="'q': here it is query; 'k': here it is key; 'v'"):
-        dot_product_attention(q=X, k=X, v=X)  # pyright: ignore
-
-
-def test_foreign_window_names_get_a_hint():
-    error("'window_size': here it is local_window_size, both ends included; an open side is None, "
-          "not -1; flash-attn's alignment is causal_alignment=\"bottom_right\"; "
-          "(-1, -1) means no window: leave the argument out", window_size=(-1, -1))  # fmt: skip
-    with pytest.raises(TypeError) as raised:
-        dot_product_attention(X, X, X, window=(3, 0))  # pyright: ignore
-    assert str(raised.value).endswith("an open side is None, not -1")
-
-
-@pytest.mark.parametrize("layout", ["thd_thd_thd", "thd", "t3hd"])
-def test_packed_layouts_get_a_hint(layout: str):
-    with pytest.raises(ValueError, match="packed sequences have segment ids with max_segments, or"):
-        dot_product_attention(X, X, X, qkv_layout=layout)  # pyright: ignore
-
-
-@pytest.mark.parametrize("name", ["mosaic", "triton", ["xla_chunked", "xla"]])
-def test_tokamax_implementations_get_a_hint(name: Any):
-    with pytest.raises(ValueError, match="; tokamax's are not among them: None takes the best"):
-        dot_product_attention(X, X, X, implementation=name)
-
-
-def test_every_public_call_gives_hints():
-    hint = "'sm_scale': here it is scale"
-    for call in (*CALLS, explain, dropout_mask):
-        error(hint, call, sm_scale=0.5)
-    cu = np.array([0, 4])
-    arguments: dict[str, Any] = {
-        "cu_seqlens_q": cu,
-        "cu_seqlens_k": cu,
-        "max_seqlen_q": 4,
-        "max_seqlen_k": 4,
-    }
-    error("'cu_seqlens_k': here it is cu_seqlens_kv", ragged_dot_product_attention, **arguments)
-    error("'cu_seqlens_k': here it is cu_seqlens_kv", explain, **arguments)
-
-
 def test_hint_for_an_argument_that_the_call_lacks():
     """A hint never proposes an argument that would raise a TypeError again."""
-    error("'dropout_p': paged_attention has no counterpart; in dot_product_attention it is dropout",
-          paged_attention, dropout_p=0.1)  # fmt: skip
-    error("'attn_mask': ragged_dot_product_attention has no counterpart",
-          ragged_dot_product_attention, attn_mask=None)  # fmt: skip
-    with pytest.raises(TypeError) as raised:
-        paged_attention(X, X, X, window_size=(-1, -1))  # pyright: ignore
-    assert str(raised.value).endswith("not -1; (-1, -1) means no window: leave the argument out")
     foreign_hints = {
         call: [str(foreign_names._hint(x, None, inspect.signature(call).parameters, "it"))
                for x in foreign_names.NAMES]
@@ -109,24 +40,6 @@ def test_hint_for_an_argument_that_the_call_lacks():
             named = all_parameters & {*re.findall(r"\w+", hint)}
             is_elsewhere = "has no counterpart" in hint or re.search(r"(ragged|paged)_\w+", hint)
             assert not named or named & parameters[call] or is_elsewhere, (call, hint)
-
-
-def test_hints_that_differ_for_pages_and_for_programs():
-    error("'seq_lens': here it is key_value_seq_lengths: the numbers of keys", paged_attention,
-          seq_lens=[4, 4])  # fmt: skip
-    error("'seq_lens': here it is query_seq_lengths and key_value_seq_lengths", seq_lens=[4, 4])
-    error("'mask_mod': here it has no counterpart: return -jnp.inf from a score_mod",
-          paged_attention, mask_mod=None)  # fmt: skip
-    error("'kv_lens': here it is key_value_seq_lengths", kv_lens=[4, 4])
-    error("'target': here it has no counterpart: make the call in the block `with attn_dispatch.ta",
-          target="h100")  # fmt: skip
-    for wrong, right in (("implementation", "implementations"), ("allow_other", "allow_others")):
-        error(f"'{wrong}'; did you mean '{right}'?", assert_kernels, **{wrong: True})
-
-
-def test_unknown_name_is_reported_or_corrected():
-    error("got an unexpected keyword argument 'wibble'", wibble=1)
-    error("'local_windows_size'; did you mean 'local_window_size'?", local_windows_size=1)
 
 
 def test_hints_use_only_names_that_exist():

@@ -57,10 +57,3 @@ def test_signatures_have_the_types_of_the_arguments(call: Callable[..., object])
     types = {x.name: x.type for x in fields(Arguments)}
     for name, parameter in inspect.signature(call).parameters.items():
         assert parameter.annotation.removesuffix(" | None") == types[name].removesuffix(" | None")
-
-
-def test_arguments_that_do_not_fit_are_reported_by_the_name_of_the_call():
-    with pytest.raises(TypeError, match=r"dot_product_attention\(\) missing 1 required positional"):
-        dot_product_attention(1, 2)  # pyright: ignore
-    with pytest.raises(TypeError, match=r"dot_product_attention\(\) got multiple values"):
-        dot_product_attention(1, 2, 3, query=1)  # pyright: ignore

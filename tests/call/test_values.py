@@ -15,7 +15,6 @@ import pytest
 from attn_dispatch import (
     dot_product_attention,
     explain,
-    ragged_dot_product_attention,
     settings,
 )
 from attn_dispatch.call import values
@@ -149,26 +148,6 @@ def test_ids_past_a_known_length_are_not_checked():
     assert call(jnp.array([3, 1])).shape == Q.shape
     with pytest.raises(ValueError, match="got 1 after 3"):
         dot_product_attention(Q, KV, KV, **ids, query_seq_lengths=[3, 4])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"cu_seqlens_q": [1, 2, 4]}, "cu_seqlens_q: expected 0 first, got 1"),
-        ({"cu_seqlens_kv": [0, 5, 3]}, "cu_seqlens_kv: expected ascending values, got 3 after 5"),
-        ({"cu_seqlens_q": [0, 2, 5]}, "cu_seqlens_q: expected values up to 4, got 5"),
-        ({"max_seqlen_kv": 3},
-         "cu_seqlens_kv: expected no sequence longer than max_seqlen_kv=3, got one of 4"),
-    ],
-)  # fmt: skip
-def test_wrong_known_cu_seqlens_raise(change: dict[str, Any], message: str):
-    call: dict[str, Any] = {
-        "cu_seqlens_q": [0, 2, 4], "cu_seqlens_kv": [0, 2, 6],
-        "max_seqlen_q": 4, "max_seqlen_kv": 6,
-    }  # fmt: skip
-    assert ragged_dot_product_attention(Q[0], KV[0], KV[0], **call).shape == Q[0].shape
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        ragged_dot_product_attention(Q[0], KV[0], KV[0], **call | change)
 
 
 def test_known_values_of_host_arrays_and_of_tracers():

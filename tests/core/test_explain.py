@@ -210,27 +210,6 @@ def test_target_as_properties_file_or_name(tmp_path: Path):
     assert explain(Q, KV, KV).device.arch == "cpu"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("sm91", "h210", "", "{", "no.json"),
-        *('{"deviceName": "B300"}', '{"deviceVer": "new"}', '{"deviceVer": 900.5}'),
-        *('{"deviceVer": true}', '{"deviceVer": 9}', "[900]"),
-    ],
-)
-def test_unknown_target_raises(name: str):
-    with pytest.raises(ValueError, match=r"^target: expected .*; got"):
-        explain(Q, KV, KV, target=name)
-    with pytest.raises(ValueError, match=r"^target: expected .*; got"), attn_dispatch.target(name):
-        pass
-
-
-def test_two_targets_of_one_platform_raise():
-    with pytest.raises(ValueError, match="at most one per platform, got sm80 and sm90"):
-        with attn_dispatch.target("sm80", "gfx942", "sm90"):
-            pass
-
-
 def test_explain_needs_target_if_several_are_in_force():
     x = jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)
     with attn_dispatch.target("sm90", "gfx942"):

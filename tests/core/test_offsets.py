@@ -234,24 +234,6 @@ def test_normal_form():
     assert shared.shape("causal_offset") == (1,)
 
 
-@pytest.mark.parametrize(
-    ("offset", "expected", "got"),
-    [
-        (True, "an int", "True"),
-        (2.0, "integer array", "float"),
-        ("bottom", "one of", "'bottom'"),
-        (np.array([1.0, 2.0]), "integer array", "float"),
-        (np.array([1, 2, 3]), r"shape \[\] or \[2\]", r"\[3\]"),
-        (np.array([True, False]), "integer array", "bool"),
-        (object(), "an int", "object"),
-    ],
-)
-def test_wrong_offsets_say_what_was_expected(offset: Any, expected: str, got: str):
-    for more in ({}, {"is_causal": True}):
-        with pytest.raises(ValueError, match=rf"causal_alignment: .*{expected}.*got .*{got}"):
-            dot_product_attention(*drawn(0, 4, 5), causal_alignment=offset, **more)
-
-
 def test_derivatives_of_any_mode_and_symbolic_lengths():
     q, k, _ = drawn(5, 5, 7)
     mask = np.arange(7)[None, :] - np.arange(5)[:, None]

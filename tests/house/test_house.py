@@ -49,7 +49,7 @@ def test_only_one_file_imports_private_names_of_jax():
 
 # Folders of tests/ for no single module: for the C++ backends, the repository, or several modules.
 _OTHER_FOLDERS = {
-    "cdna", "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts",
+    "cdna", "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts", "sentences",
 }  # fmt: skip
 
 

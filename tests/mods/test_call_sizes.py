@@ -7,70 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from attn_dispatch import (
     AttentionConventionWarning,
     dot_product_attention,
-    explain,
     mods,
-    paged_attention,
     ragged_dot_product_attention,
 )
 
 B, T, N = 2, 8, 4
 Q = jnp.ones((B, T, N, 8))
 ROWS = jnp.ones((3, T), int)
-
-
-@pytest.mark.parametrize(
-    ("mod", "message"),
-    [
-        (lambda: mods.prefix_lm(jnp.arange(3)), "prefix_lengths: expected 2 batch rows.* got 3"),
-        (lambda: mods.prefix_lm(np.array([3])), "prefix_lengths: expected 2 batch rows.* got 1"),
-        (lambda: mods.shared_prefix([2] * 3, [[1]] * 3, T), "prompt_lengths: expected 2 .* got 3"),
-        (lambda: mods.shared_prefix([2] * 2, [[1]] * 2, 5), "length: expected 8 queries.* got 5"),
-        (lambda: mods.shared_prefix([2] * 2, [[1]] * 2, 20), "length: expected 8 quer.* got 20"),
-        (lambda: mods.document_mask(ROWS), "query_documents: expected 2 batch rows.* got 3"),
-        (lambda: mods.document_mask(ROWS[:2, :5]), "query_documents: expected 8 quer.* got 5"),
-        (
-            lambda: mods.document_mask(ROWS[:2], ROWS[:2, :5]),
-            "key_documents: expected 8 keys, as the call has, got 5",
-        ),
-        (lambda: mods.neighborhood_2d(3, 3, 1), "height · width: expected 8 queries.* got 9"),
-        (lambda: mods.tree_mask([-1] * 7), "parents: expected 8 queries.* got 7"),
-        (lambda: mods.tree_mask(-ROWS), "parents: expected 2 batch rows.* got 3"),
-        (lambda: mods.tree_mask([-1] * 8, ROWS[:, 0]), "cache_length: expected 2 b.* got 3"),
-        (lambda: mods.all_of(mods.chunked_window(4), mods.prefix_lm([3])), "prefix_lengths: "),
-        (lambda: mods.any_of(mods.not_(mods.prefix_lm([3]))), "prefix_lengths: expected 2"),
-        (
-            lambda: mods.with_query_offset(mods.chunked_window(4), ROWS[:, 0]),
-            "offset: expected 2 batch rows, as the call has, got 3",
-        ),
-        (
-            lambda: mods.with_query_offset(mods.document_mask(ROWS[:2, :5]), 1),
-            "query_documents: expected 8 or more queries, as the call has, got 5",
-        ),
-    ],
-)
-def test_a_mask_of_another_size_raises(mod: Any, message: str):
-    for call in (dot_product_attention, jax.jit(dot_product_attention, static_argnames="mask_mod")):
-        with pytest.raises(ValueError, match=message):
-            call(Q, Q, Q, mask_mod=mod())
-
-
-def test_a_score_mod_for_another_number_of_heads_raises():
-    for mod, name in (
-        (mods.alibi(jnp.ones(3)), "slopes"),
-        (mods.with_query_offset(mods.relative_position(jnp.ones((8, 2))), 3), "table"),
-    ):
-        with pytest.raises(ValueError, match=f"{name}: expected 4 query heads, as the call has"):
-            explain(Q, Q, Q, score_mod=mod)
-    pages, table = jnp.ones((B, 4, N, 8)), jnp.arange(B)[:, None]
-    far = mods.with_query_offset(mods.soft_cap(3.0), jnp.arange(3))
-    with pytest.raises(ValueError, match="offset: expected 2 batch rows"):
-        paged_attention(Q[:, :1], pages, pages, table, jnp.full(B, 4), score_mod=far)
 
 
 def calls_of_fitting_mods() -> dict[str, Any]:

@@ -111,9 +111,3 @@ def test_max_distance_starts_above_the_exact_buckets(bidirectional: bool, least:
     mods.relative_position(TABLE, max_distance=least, **options)
     with pytest.raises(ValueError, match=f"static int from {least} on, got {least - 1}"):
         mods.relative_position(TABLE, max_distance=least - 1, **options)
-
-
-def test_bidirectional_that_is_no_bool_raises():
-    wrong: Any = 32
-    with pytest.raises(ValueError, match="bidirectional: expected True or False, got 32"):
-        mods.relative_position(TABLE, bidirectional=wrong)

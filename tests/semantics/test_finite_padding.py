@@ -87,9 +87,6 @@ def test_the_argument_goes_before_the_setting(monkeypatch: pytest.MonkeyPatch):
     assert meaning(**OTHERS)
     with finite_padding(False):
         assert not meaning(**OTHERS) and meaning(**OTHERS, finite_padding=True)
-    monkeypatch.setenv("ATTN_DISPATCH_FINITE_PADDING", "yes")
-    with pytest.raises(ValueError, match="ATTN_DISPATCH_FINITE_PADDING: expected 0 or 1"):
-        meaning(**OTHERS)
 
 
 def test_pages_may_be_anyones():
@@ -101,11 +98,6 @@ def test_pages_may_be_anyones():
             key_value_seq_lengths=[9, 9],
         )  # fmt: skip
     assert not spec.meaning.finite_padding
-
-
-def test_anything_but_a_bool_is_refused():
-    with pytest.raises(ValueError, match="finite_padding: expected True or False"):
-        meaning(**OTHERS, finite_padding="yes")
 
 
 def test_a_program_is_traced_again_in_a_block():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,25 +43,3 @@ def test_all_devices_have_equal_work_in_every_step(parts: int):
         assert {*np.diag(pairs)} == {pairs[0, 0]}
         others = pairs[~np.eye(parts, dtype=bool)]
         assert len({*others}) <= 1
-
-
-@pytest.mark.parametrize(
-    ("ids", "parts", "message"),
-    [
-        ([1] * 4 + [7] * 6, 2, r"multiples of 4 on 2 devices, got 6 tokens of id 7"),
-        ([1] * 4 + [0], 2, r"a length divisible by 2 parts, got 5"),
-        ([1] * 4, 0, r"parts: expected a static positive int, got 0"),
-        ([1] * 4 + [-3] * 4, 2, r"expected ids of at least 0, got -3"),
-        (np.ones((1, 1, 4), int), 2, r"integers \[T\] or \[B, T\], got int64\[1, 1, 4\]"),
-        (np.ones(4), 2, r"got float64\[4\]"),
-        (np.ones(0, int), 2, r"got int64\[0\]"),
-    ],
-)
-def test_wrong_arguments_are_errors(ids, parts: int, message: str):
-    with pytest.raises(ValueError, match=message):
-        sequence.balance(ids, parts)
-
-
-def test_traced_ids_are_an_error():
-    with pytest.raises(ValueError, match="with values, got a traced array"):
-        jax.jit(lambda x: sequence.balance(x, 2).tokens)(jnp.ones(16, int))

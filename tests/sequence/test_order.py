@@ -95,43 +95,6 @@ def test_positions_inside_a_shard_map():
     assert got.tolist() == list(range(8))
 
 
-X = np.zeros((2, 24))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sequence.reorder(X, 5), r"a multiple of 10 for zigzag order on 5 devices, got 24"),
-        (lambda: sequence.restore(X, 24), r"expected a multiple of 48 .* got 24"),
-        (lambda: sequence.positions(9, 2, order="contiguous"), r"a multiple of 2 .*, got 9"),
-        (lambda: sequence.reorder(X, 4, order="stripes"), r"order: expected one of .*'stripes'"),  # pyright: ignore
-        (lambda: sequence.reorder(X, 0), r"parts: expected a static positive int, got 0"),
-        (lambda: sequence.reorder(X, 2, axis=2), r"axis: expected one of \[2, 24\], got 2"),
-        (
-            lambda: sequence.reorder(X, 2, order=DOCUMENTS),
-            r"order: expected one of 24 tokens on 2 devices, got one of 24 on 4",
-        ),
-        (
-            lambda: sequence.reorder(X.T, 4, order=DOCUMENTS, axis=0),
-            r"expected tokens behind axis 0, of 2 rows .*, got axis 0 of \[24, 2\]",
-        ),
-        (
-            lambda: sequence.reorder(X[:1], 4, order=DOCUMENTS),
-            r"2 rows .*, got axis 1 of \[1, 24\]",
-        ),
-    ],
-)
-def test_wrong_arguments_are_errors(call, message: str):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_another_number_of_devices_is_an_error():
-    f = partial(sequence.positions, 24, 4, axis_name="cp")
-    with pytest.raises(ValueError, match="expected 4 devices along cp, got 3"):
-        jax.vmap(lambda _: f(), axis_name="cp")(jnp.zeros(3))
-
-
 def test_sharded_arrays_stay_sharded():
     """Auto axes do not say how the result of a gather is sharded."""
     found = report_of("tests.sequence.orders_on_meshes", devices=8)

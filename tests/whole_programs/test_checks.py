@@ -131,19 +131,6 @@ def test_a_call_that_may_be_left_to_xla_at_run_time_fails_the_check(
     assert amd(attend, Q, struct(*bias.shape)).calls
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("kernl", "or a list of them; got 'kernl'; did you mean 'kernel'?"),
-        (("XLA", "othr"), r"got \('XLA', 'othr'\); did you mean 'xla'\?"),
-        ((), r"one of \('kernel', 'other', 'xla'\), or a list of them; got \(\)$"),
-    ],
-)
-def test_wrong_names_are_errors(given: Any, message: str):
-    with pytest.raises(ValueError, match=f"^implementations: expected None, .*{message}"):
-        check(attend, Q, implementations=given)
-
-
 def test_the_part_of_a_device_is_found_under_the_policy_in_force(monkeypatch: pytest.MonkeyPatch):
     """Under "error" a kernel runs the call, which is split along the axes that are not manual."""
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "error")

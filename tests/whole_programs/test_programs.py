@@ -184,20 +184,9 @@ def test_reasons_of_a_fallback_are_listed_with_its_direction():
     assert "aiter" not in text and "forward   xla" not in text  # only what matters there
 
 
-def test_wrong_targets_are_errors():
-    with pytest.raises(ValueError, match="target: expected a product"):
-        explain_program(attend, Q, target="h1000")
+def test_two_targets_are_an_error():
     with attn_dispatch.target("h100", "mi300x"), pytest.raises(ValueError, match="pass target='h"):
         explain_program(attend, Q)
-    message = r'assert_kernels: expected a GPU as target, got CPU .*pass target="h100"'
-    with pytest.raises(ValueError, match=message):
-        assert_kernels(attend, Q, target="cpu")
-
-
-@pytest.mark.parametrize("explain", [explain_program, assert_kernels])
-def test_what_is_no_function_is_an_error(explain: Any):
-    with pytest.raises(ValueError, match="expected a function, got 3; pass the function itself"):
-        explain(3, Q, target="h100")
 
 
 def test_reprs_are_short_lines():
@@ -273,12 +262,6 @@ def test_a_teacher_whose_gradient_is_stopped_passes():
 
     found = assert_kernels(jax.grad(distillation), struct(256, 256), X, target="h100")
     assert not found.lacks_backward
-
-
-@pytest.mark.parametrize("allow_others", [False, True])
-def test_a_program_that_returns_nothing_has_no_attention(allow_others: bool):
-    with pytest.raises(AssertionError, match="expected attention in <lambda>, got none"):
-        assert_kernels(lambda q: (attend(q), None)[1], Q, target="h100", allow_others=allow_others)
 
 
 def test_fallback_error_checks_for_a_gpu_target_while_lowering_for_a_cpu():

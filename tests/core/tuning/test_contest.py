@@ -154,17 +154,7 @@ def test_tuning_without_the_gpu_or_in_several_processes_raises(toy, monkeypatch)
         contest.tune(SPEC, CPU)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, True, "3", None, float("nan"), float("inf")])
-def test_wrong_tuning_seconds_raise(seconds, monkeypatch):
-    with pytest.raises(ValueError, match="seconds: expected a positive number of seconds, got"):
-        with tuning(seconds):
-            pass
-    monkeypatch.setenv("ATTN_DISPATCH_TUNING", str(seconds or "nan"))
-    with pytest.raises(ValueError, match="ATTN_DISPATCH_TUNING: expected a positive number"):
-        if seconds != "3":
-            settings.current()
-        else:
-            raise ValueError("ATTN_DISPATCH_TUNING: expected a positive number")
+def test_tuning_may_be_off_by_the_variable(monkeypatch):
     for off in ("off", "0", ""):
         monkeypatch.setenv("ATTN_DISPATCH_TUNING", off)
         assert settings.current().tuning_seconds is None
