@@ -1,4 +1,4 @@
-"""Writes the tables of release/README.md and docs/install.md from release/results.
+"""Writes the tables of release/README.md from release/results.
 
 usage: python release/tables.py
 """
@@ -129,8 +129,8 @@ def _line_row(line: str, kept: dict[str, Any] | None) -> list[str]:
 def tables() -> dict[Path, dict[str, str]]:
     """The tables of each page, by the name of the comments around them."""
     return {
-        REPOSITORY / "release" / "README.md": {"release check": checked()},
-        REPOSITORY / "docs" / "install.md": {
+        REPOSITORY / "release" / "README.md": {
+            "release check": checked(),
             "containers": containers(),
             "install lines": install_lines(),
             "commands": commands(),

@@ -1,4 +1,4 @@
-"""Run the sharded calls that docs/meshes.md does not list, and print the errors as JSON.
+"""Run the sharded calls that docs/bench/meshes.md does not list, and print the errors as JSON.
 
 This is a separate process, because the number of devices is fixed when a process starts.
 

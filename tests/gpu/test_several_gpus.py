@@ -102,7 +102,7 @@ SPECS = {"batch": P("x"), "heads": P(None, None, "x"), "sequence": P(None, "x")}
 @pytest.mark.parametrize("split", SPECS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_agrees_with_one_gpu(name, split, kind, record):
-    """The programs are those of docs/meshes.md, in bfloat16.
+    """The programs are those of docs/bench/meshes.md, in bfloat16.
 
     Keys of one head that are sharded along their length are gathered, with a warning.
     """
@@ -120,7 +120,7 @@ def test_program_agrees_with_one_gpu(name, split, kind, record):
 @pytest.mark.skipif(len(ALL_DEVICES) < 4, reason="needs four NVIDIA GPUs")
 @pytest.mark.parametrize(("layout", "name", "kind"), [*cells()])
 def test_program_of_a_layout_agrees_with_one_gpu(layout, name, kind, record):
-    """Layouts and programs are those of docs/meshes.md.
+    """Layouts and programs are those of docs/bench/meshes.md.
 
     Four GPUs have half as many along the last axis as eight.
     """

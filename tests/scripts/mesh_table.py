@@ -1,4 +1,4 @@
-"""Writes the table of docs/meshes.md: the cost of sharded calls, ours and jax.nn's.
+"""Writes the table of docs/bench/meshes.md: the cost of sharded calls, ours and jax.nn's.
 
 It runs on eight virtual devices of the CPU.
 
@@ -36,7 +36,7 @@ from tests.support.mesh_programs import (
     measured,
 )
 
-DOCUMENT = DOCS / "meshes.md"
+DOCUMENT = DOCS / "bench/meshes.md"
 
 _LETTERS = {
     "all-gather": "g", "all-reduce": "r", "all-to-all": "a", "collective-permute": "p",

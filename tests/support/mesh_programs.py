@@ -228,7 +228,7 @@ def in_shard_map(
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """The layout, program and kind of axes of every row of docs/meshes.md."""
+    """The layout, program and kind of axes of every row of docs/bench/meshes.md."""
     for layout, (shape, _) in LAYOUTS.items():
         for name, program in PROGRAMS.items():
             if program.front and layout not in ("data", "data and tensor"):
