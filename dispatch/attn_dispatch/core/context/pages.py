@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.call.operands import with_axis
 from attn_dispatch.core.context import keys
 from attn_dispatch.core.context.device_call import Arrays, DeviceCall, alike
 from attn_dispatch.semantics.sinks_afterwards import with_sinks
 
-_POOLS = ("key_pages", "value_pages")
+_POOLS = with_axis("p")
 
 
 def compute(device: DeviceCall) -> Arrays:
