@@ -15,6 +15,7 @@ from attn_dispatch.call.operands import (
     Entry,
     Operand,
     Section,
+    axes_along,
     axis_of,
     changed_along,
     fitted,
@@ -62,6 +63,8 @@ def sharded(shape: tuple[int, ...], query: P) -> tuple[P, tuple[str, ...]]:
 
 def test_new_operand_is_found_by_its_axes():
     assert NAME in with_axis("t") and NAME not in with_axis("s")
+    assert axes_along("t", apart_from="s")[NAME] == -2
+    assert NAME not in axes_along("t", apart_from="n")
     assert (axis_of(NAME, "b"), axis_of(NAME, "t"), axis_of(NAME, "s")) == (-3, -2, None)
 
 

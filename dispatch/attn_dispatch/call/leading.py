@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.operands import ArrayType, Operand, is_mod_operand, with_shared
+from attn_dispatch.call.operands import ArrayType, Operand, is_mod_operand, with_axis, with_shared
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 
-_PAGES = ("key_pages", "value_pages")
+_PAGES = with_axis("p")
 
 SHAREABLE = (*with_shared("b"), *_PAGES)
 """Operands that may be shared along any of the dims. dropout_key and mods_start are numbered by the

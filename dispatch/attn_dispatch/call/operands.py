@@ -226,6 +226,14 @@ def axis_of(name: str, letter: str) -> int | None:
     return axes.index(letter) - len(axes) if letter in axes else None
 
 
+def axes_along(letter: str, *, apart_from: str) -> dict[str, int]:
+    """The axis of this letter, counted from the end, of each operand and result with it and without
+    the other one."""
+    found = {name: axis_of(name, letter) for name in with_axis(letter)}
+    others = with_axis(apart_from)
+    return {name: x for name, x in found.items() if x is not None and name not in others}
+
+
 def resized(name: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of an operand or result after its axes get these sizes; an axis that it shares
     keeps the size 1."""

@@ -8,19 +8,16 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.operands import Operand, Operands
+from attn_dispatch.call.operands import Operands, with_role
 from attn_dispatch.call.spec import AttentionSpec
 
-_IN_PAGES = ("key_pages", "value_pages", "page_table")
+_IN_PAGES = with_role("pages")
 
 
 def gathered_spec(spec: AttentionSpec) -> AttentionSpec:
     """The spec of the same call on ordinary key and value arrays."""
-    rows = (spec.batch, spec.seq_len_kv, spec.num_kv_heads)
-    key = Operand("key", (*rows, spec.head_dim), spec.dtype)
-    value = Operand("value", (*rows, spec.head_dim_v), spec.dtype)
     others = [x for x in spec.operands if x.name not in _IN_PAGES]
-    operands = (others[0], key, value, *others[1:])
+    operands = (others[0], spec.made("key"), spec.made("value"), *others[1:])
     names = tuple(x.name for x in operands)
     options = replace(
         spec.options,

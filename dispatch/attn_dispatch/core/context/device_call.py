@@ -19,6 +19,7 @@ from jax import lax
 
 from attn_dispatch.call.context import Context
 from attn_dispatch.call.leading import Bind, LeadingCall
+from attn_dispatch.call.operands import axes_along
 from attn_dispatch.call.options import AttentionOptions, Meaning
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat
@@ -28,13 +29,10 @@ R = TypeVar("R")
 Arrays = dict[str, jax.Array]
 """Operands or results by name."""
 
-ROWS = {
-    "query": -3, "out": -3, "out_grad": -3, "lse": -1, "lse_grad": -1, "row_max": -1,
-    "query_segment_ids": -1,
-}  # fmt: skip
-"""The axis of queries in operands and results."""
-KEYS = {"key": -3, "value": -3, "key_value_segment_ids": -1}
-"""The axis of keys in operands."""
+ROWS = axes_along("t", apart_from="s")
+"""The axis of queries in operands and results, except those over pairs."""
+KEYS = axes_along("s", apart_from="t")
+"""The axis of keys in operands, except those over pairs."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.context import Context
+from attn_dispatch.call.operands import with_axis
 from attn_dispatch.core.context.device_call import Arrays, DeviceCall, alike, wide
 from attn_dispatch.semantics.sinks import sinks_grad, with_sinks
 
-_POOLS = ("key_pages", "value_pages")
+_POOLS = with_axis("p")
 
 
 def of_keys(device: DeviceCall) -> Arrays:

@@ -31,9 +31,8 @@ def _when(spec: AttentionSpec) -> bool:
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
-    lengths = {"key_value_seq_lengths": ((spec.batch,), "int32")}
-    meaning = replace(spec.meaning, mask_mod=None)
-    return changed(spec, without=operands_of(spec, "mask_mod"), arrays=lengths, meaning=meaning)
+    without, meaning = operands_of(spec, "mask_mod"), replace(spec.meaning, mask_mod=None)
+    return changed(spec, without=without, made=("key_value_seq_lengths",), meaning=meaning)
 
 
 def _compute(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import with_role
 from attn_dispatch.call.options import Meaning
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import flat_pages, flat_table
@@ -31,7 +32,7 @@ keys of one head of one page are contiguous."""
 SMALLEST = 8
 """The fewest keys in a block that is cut from a page or a row."""
 
-IN_BLOCKS = ("key_pages", "value_pages", "page_table")
+IN_BLOCKS = with_role("pages")
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,9 @@ class Blocks:
     def _in_a_page(self, spec: AttentionSpec) -> int:
         return spec.page_size // self.size
 
-    def arrays(self, spec: AttentionSpec, columns: int) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shapes and dtypes of key_pages, value_pages and a page_table with this many columns."""
-        pool = (1, self.number, self.size, spec.num_kv_heads)
-        return {
-            "key_pages": ((*pool, spec.head_dim), spec.dtype),
-            "value_pages": ((*pool, spec.head_dim_v), spec.dtype),
-            "page_table": ((spec.batch, columns), "int32"),
-        }
+    def sizes(self, columns: int) -> dict[str, int]:
+        """The sizes of pages with a block in each, and of a table with this many columns."""
+        return {"c": 1, "p": self.number, "e": self.size, "m": columns}
 
     def pools(self, spec: AttentionSpec, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """key_pages and value_pages [1, number, size, K, ·]."""

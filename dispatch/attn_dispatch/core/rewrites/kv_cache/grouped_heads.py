@@ -56,16 +56,15 @@ def _when(spec: AttentionSpec) -> bool:
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
-    rows, parts = spec.seq_len_q * _group(spec), _parts(spec)
-    batch, table = spec.batch * parts, spec.shape("page_table")[1] // parts
-    arrays = {
-        "query": ((batch, rows, spec.num_kv_heads, spec.head_dim), spec.dtype),
-        "page_table": ((batch, table), "int32"),
-        "key_value_seq_lengths": ((batch,), "int32"),
+    parts = _parts(spec)
+    sizes = {
+        "b": spec.batch * parts,
+        "t": spec.seq_len_q * _group(spec),
+        "n": spec.num_kv_heads,
+        "m": spec.shape("page_table")[1] // parts,
     }
-    if spec.has("query_seq_lengths"):
-        arrays["query_seq_lengths"] = (batch,), "int32"
-    return changed(spec, arrays=arrays, wanted=replace(spec.wanted, needs_lse=True))
+    wanted = replace(spec.wanted, needs_lse=True)
+    return changed(spec, sizes=sizes, wanted=wanted, same_lengths=False)
 
 
 def _compute(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.kv_cache.blocks import IN_BLOCKS
 from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
@@ -55,14 +56,14 @@ def _reached(spec: AttentionSpec, left: int) -> int:
 def _inner(spec: AttentionSpec) -> AttentionSpec:
     left = spec.band[0]
     assert left is not None
-    rows = (spec.batch, _reached(spec, left), spec.num_kv_heads)
-    arrays = {
-        "key": ((*rows, spec.head_dim), spec.dtype),
-        "value": ((*rows, spec.head_dim_v), spec.dtype),
-    }
-    without = ("key_pages", "value_pages", "page_table") if spec.is_paged else ()
     meaning = without_band(spec.meaning) if spec.seq_len_q == 1 else spec.meaning
-    return changed(spec, without=without, arrays=arrays, meaning=keys_as_rows(meaning))
+    return changed(
+        spec,
+        without=IN_BLOCKS,
+        sizes={"s": _reached(spec, left)},
+        made=("key", "value"),
+        meaning=keys_as_rows(meaning),
+    )
 
 
 def _compute(

@@ -22,8 +22,8 @@ def _blocks(spec: AttentionSpec) -> Blocks:
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
     blocks = _blocks(spec)
-    arrays = blocks.arrays(spec, blocks.columns)
-    return changed(spec, arrays=arrays, meaning=blocks.meaning(spec))
+    sizes = blocks.sizes(blocks.columns)
+    return changed(spec, sizes=sizes, meaning=blocks.meaning(spec))
 
 
 def _compute(

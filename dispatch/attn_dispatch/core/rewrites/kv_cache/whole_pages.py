@@ -33,6 +33,7 @@ from attn_dispatch.core.rewrites.kv_cache.merged_keys import (
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     LENGTHS,
+    Arrangement,
     Calls,
     NamedArrays,
     Rewrite,
@@ -63,14 +64,13 @@ _LEAST_WHOLE = 4
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
     plan = _plan(spec)
-    without = () if spec.is_paged else ("key", "value")
-    arrays = plan.blocks.arrays(spec, plan.columns)
-    if spec.has("bias"):
-        arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=_begin_anywhere(spec))
+    keys = plan.columns * plan.blocks.size
     return changed(
         spec,
-        without=without,
-        arrays=arrays,
+        without=("key", "value"),
+        sizes={"s": keys, **plan.blocks.sizes(plan.columns)},
+        made=IN_BLOCKS,
+        arrays=_bias(spec, keys) if _begin_anywhere(spec) else {},
         meaning=without_band(plan.blocks.meaning(spec)),
         wanted=replace(spec.wanted, needs_lse=True),
         promises=Promises(whole_pages=True, is_checked=True, ignores_padding_rows=True),
@@ -84,8 +84,9 @@ def _beside(spec: AttentionSpec) -> AttentionSpec | None:
         return None
     return changed(
         spec,
-        without=IN_BLOCKS if spec.is_paged else (),
-        arrays=_near(spec, plan.after),
+        without=IN_BLOCKS,
+        sizes={"s": plan.after},
+        made=("key", "value"),
         meaning=keys_as_rows(spec.meaning),
         wanted=replace(spec.wanted, needs_lse=True),
         promises=replace(spec.promises, is_checked=True),
@@ -243,22 +244,12 @@ def _begin_anywhere(spec: AttentionSpec) -> bool:
     return spec.band[0] is not None
 
 
-def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of key and value with `keys` keys in each row."""
-    rows = (spec.batch, keys, spec.num_kv_heads)
-    return {
-        "key": ((*rows, spec.head_dim), spec.dtype),
-        "value": ((*rows, spec.head_dim_v), spec.dtype),
-    }
-
-
-def _bias(
-    spec: AttentionSpec, keys: int, *, by_row: bool
-) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of a bias over `keys` keys; if `by_row`, each row has other keys."""
-    batch, heads, queries, _ = spec.shape("bias")
-    batch = spec.batch if by_row else batch
-    return {"bias": ((batch, heads, queries, keys), spec.dtype_of("bias"))}
+def _bias(spec: AttentionSpec, keys: int) -> Arrangement:
+    """Shape and dtype of a bias over `keys` keys that are other ones for each batch row; empty if
+    the call has none."""
+    if not spec.has("bias"):
+        return {}
+    return {"bias": ((spec.batch, *spec.shape("bias")[1:3], keys), spec.dtype_of("bias"))}
 
 
 def _bias_at(bias: jax.Array, places: jax.Array) -> jax.Array:
@@ -316,14 +307,14 @@ def _by_xla(
     # Values past a length may be NaN, and 0 · NaN would be NaN.
     is_read = may_attend.any(axis=1)[..., None, None]
     near = {name: jnp.where(is_read, x, 0) for name, x in (("key", key), ("value", value))}
-    arrays = _near(spec, length) | {"mask": ((spec.batch, 1, spec.seq_len_q, length), "bool")}
     if bias is not None:
-        arrays |= _bias(spec, length, by_row=True)
         near["bias"] = bias
     rest = changed(
         spec,
         without=(*IN_BLOCKS, *LENGTHS),
-        arrays=arrays,
+        sizes={"s": length},
+        made=("key", "value"),
+        arrays={"mask": ((spec.batch, 1, spec.seq_len_q, length), "bool"), **_bias(spec, length)},
         meaning=without_band(spec.meaning),
         wanted=replace(spec.wanted, needs_lse=True),
     )
