@@ -37,7 +37,7 @@ def main() -> None:
 
     from attn_dispatch.fa4 import folder as fa4_folder
     from attn_dispatch_tools.build_fa4 import command, environment
-    from attn_dispatch_tools.build_fa4.errors import BuildError
+    from attn_dispatch_tools.terminal.building import BuildError
 
     args.folder.mkdir(parents=True, exist_ok=True)
     library = args.folder.resolve() / fa4_folder.LIBRARY

@@ -22,11 +22,10 @@ from attn_dispatch_tools import cli
 from attn_dispatch_tools.bench import command as bench_command
 from attn_dispatch_tools.bench.regret import command as regret_command
 from attn_dispatch_tools.build_aiter import command as build_command
-from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_fa4 import command as compile_command
-from attn_dispatch_tools.build_fa4.errors import BuildError as CompileError
 from attn_dispatch_tools.commands import tune as tune_command
 from attn_dispatch_tools.pictures import command as mask_command
+from attn_dispatch_tools.terminal.building import BuildError
 from attn_dispatch_tools.verify import command as verify_command
 from tests.fuzz import mutations, strange_files
 from tests.fuzz.call_notation import LINES, NUMBERS, WRITTEN
@@ -176,7 +175,7 @@ def _without_work() -> Iterator[None]:
         raise BuildError("there is no compiler")
 
     def not_compiled(*_: object, **__: object) -> None:
-        raise CompileError("there is no compiler")
+        raise BuildError("there is no compiler")
 
     with contextlib.ExitStack() as stack:
         for module, function, instead in (

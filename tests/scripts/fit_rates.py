@@ -33,7 +33,7 @@ from attn_dispatch_tools.rates.observations import (
     observations,
     times_of,
 )
-from attn_dispatch_tools.rates.replay import Replayed, replayed
+from tests.support.replayed_rates import Replayed, replayed
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "dispatch/attn_dispatch/core/choice/measured.json"

@@ -12,7 +12,7 @@ import pytest
 from attn_dispatch.semantics.real_rows import RealRows, each_query_attends
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import allowed, segment_ids
-from attn_dispatch_tools.verify.small_cases import CASES
+from tests.support.small_cases import CASES
 
 SEGMENTS = [
     replace(case, name=f"{case.name}_up_to_{largest}", max_segments=largest)

@@ -22,7 +22,7 @@ from attn_dispatch_tools.verify.case import Case, lse_dtype, spec_of
 from attn_dispatch_tools.verify.judge import SLACK, allowances, error
 from attn_dispatch_tools.verify.naive import Naive, naive
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
-from attn_dispatch_tools.verify.small_cases import CASES
+from tests.support.small_cases import CASES
 
 CPU = Device("cpu", "cpu", "CPU")
 OTHER = Device("other", "other", "an accelerator")

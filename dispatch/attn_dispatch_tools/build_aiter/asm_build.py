@@ -15,9 +15,9 @@ from attn_dispatch.aiter.folder import AiterBuild
 from attn_dispatch.aiter.release import Release, text_of
 from attn_dispatch_tools.build_aiter import asm_tables, install, ninja, progress, toolchain, wheel
 from attn_dispatch_tools.build_aiter.checkout import RECOMMENDED, Checkout
-from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.generate import Filters
 from attn_dispatch_tools.build_aiter.ninja import Library
+from attn_dispatch_tools.terminal.building import BuildError
 
 GENERATION = "v0.1.15"
 OPTIONS = ("-DENABLE_CK=0", "-DFAV3_ON=1", "-DONLY_FAV3=1")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attn_dispatch.files import reading
 from attn_dispatch.text import error_text
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 Row = dict[str, str]
 

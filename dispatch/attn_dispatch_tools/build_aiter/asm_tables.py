@@ -13,7 +13,7 @@ from pathlib import Path
 from attn_dispatch.aiter.library import unusable_kernels
 from attn_dispatch_tools.build_aiter import asm_rows
 from attn_dispatch_tools.build_aiter.asm_rows import Row
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 MODULES = {
     "fmha_v3_fwd": ("fmha_fwd",),

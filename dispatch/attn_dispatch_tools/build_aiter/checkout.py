@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attn_dispatch.aiter.release import text_of
 from attn_dispatch.devices.aiter_versions import OLDEST, Version, version_of
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 RECOMMENDED: Version = (0, 1, 19)
 

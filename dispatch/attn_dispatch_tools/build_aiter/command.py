@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 import time
 from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.console import waiting
-from attn_dispatch.text import error_text
 from attn_dispatch_tools.build_aiter import (
     asm_build,
     checkout,
@@ -22,9 +20,9 @@ from attn_dispatch_tools.build_aiter import (
     toolchain,
     wheel,
 )
-from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.generate import Filters, Sources, generate
 from attn_dispatch_tools.build_aiter.ninja import Library
+from attn_dispatch_tools.terminal.building import BuildError, ending_with_a_message
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command, option
 from attn_dispatch_tools.terminal.number_arguments import at_least
@@ -98,7 +96,7 @@ def add_parser(commands: Commands, help: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Build for each architecture. A failure ends the process with a message."""
-    try:
+    with ending_with_a_message():
         generation = asm_build.GENERATION if args.aiter else aiter_folder.GENERATION
         root = made_folder(args.out).resolve() if args.out else aiter_folder.root(generation)
         filters = Filters.parse(
@@ -117,11 +115,6 @@ def main(args: argparse.Namespace) -> None:
             return
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, jobs)
-    except (BuildError, OSError, ValueError) as error:
-        sys.exit(f"error: {error_text(error)}")
-    except KeyboardInterrupt:
-        print("Interrupted; the same command continues the build.", file=sys.stderr)
-        sys.exit(130)
 
 
 def _refuse_filters(filters: Filters) -> None:

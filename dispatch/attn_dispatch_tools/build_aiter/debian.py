@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 HIP_VERSION = "5.2.3"
 

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.wheel import Wheel
+from attn_dispatch_tools.terminal.building import BuildError
 
 # CK's name for the kernels of an architecture: gfx950 has separate ones, others share gfx9's.
 _TARGETS = {"gfx942": "gfx9", "gfx950": "gfx950"}

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.toolchain import Toolchain
+from attn_dispatch_tools.terminal.building import BuildError
 
 WRAPPED = tuple(
     f"-Wl,--wrap={name}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_dispatch_tools.build_aiter import debian, flags
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 _OLDEST_HIP = (6, 0, 0)  # CK needs vectors that are trivially copyable
 

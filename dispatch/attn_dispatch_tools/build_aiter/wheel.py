@@ -11,7 +11,7 @@ from pathlib import Path
 import attn_dispatch
 from attn_dispatch.aiter.folder import WHEEL_VERSION
 from attn_dispatch.devices import native_libraries
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 # Without --no-deps pip would install pandas and more, which only AITER's Python code needs.
 _INSTALL = f"pip install --no-deps amd-aiter=={WHEEL_VERSION}"

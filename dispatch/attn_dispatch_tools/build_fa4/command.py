@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +12,12 @@ from pathlib import Path
 
 from attn_dispatch.console import waiting
 from attn_dispatch.fa4 import folder as fa4_folder
-from attn_dispatch.text import error_text, in_units
+from attn_dispatch.text import in_units
 from attn_dispatch_tools.build_fa4 import contents, environment, linking
 from attn_dispatch_tools.build_fa4.compiling import compile_all, kept
-from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS, Host, this_machine
 from attn_dispatch_tools.build_fa4.sets import ARCHS, SETS, KernelSet, Variant
+from attn_dispatch_tools.terminal.building import BuildError, ending_with_a_message
 from attn_dispatch_tools.terminal.folder import made_folder
 from attn_dispatch_tools.terminal.help import Commands, add_command, flag, option
 from attn_dispatch_tools.terminal.number_arguments import at_least
@@ -90,7 +89,7 @@ def add_parser(commands: Commands, help: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Build the library. A failure ends the process with a message."""
-    try:
+    with ending_with_a_message():
         sets = with_mods(chosen(args.sets, args.arch), args.mods)
         host = HOSTS[args.host] if args.host else this_machine()
         library = _target(args.out, host)
@@ -102,11 +101,6 @@ def main(args: argparse.Namespace) -> None:
         build(folder / library.name, sets, args.jobs or default_jobs(), args.python, host)
         if lost := contents.replaced(kept_sets, sets):
             print(lost)
-    except (BuildError, OSError, ValueError) as error:
-        sys.exit(f"error: {error_text(error)}")
-    except KeyboardInterrupt:
-        print("Interrupted; the same command continues the build.", file=sys.stderr)
-        sys.exit(130)
 
 
 def _target(out: Path | None, host: Host) -> Path:

@@ -11,8 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.processes import run
+from attn_dispatch_tools.terminal.building import BuildError
 
 SOURCES = "fa4-jax==0.1.0"
 """FlashAttention-4's kernels without PyTorch. export_kernels.py replaces two lines of them that

@@ -7,7 +7,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 
-from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_dispatch_tools.build_fa4.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 
 _LAST_LINES = 30
 

@@ -16,8 +16,8 @@ from attn_dispatch.programs.nodes import Unsupported
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.text import error_text
-from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.sets import Variant
+from attn_dispatch_tools.terminal.building import BuildError
 
 _EXAMPLES = "my_model:score_mod or 'attn_dispatch.mods:soft_cap(50)'"
 

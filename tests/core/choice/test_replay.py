@@ -10,8 +10,8 @@ import pytest
 from attn_dispatch.core.choice.rates import rates_for
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.rates.observations import Measured
-from attn_dispatch_tools.rates.replay import Replayed
 from tests.scripts.fit_rates import ROOT, SOURCES, read, regret
+from tests.support.replayed_rates import Replayed
 
 DEVICES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
 

@@ -18,7 +18,7 @@ from attn_dispatch.devices import code_files
 from attn_dispatch.devices.aiter_versions import NEWEST, OLDEST
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.build_aiter import asm_tables, checkout, command, toolchain
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 from tests.support import fake_aiter
 from tests.support.aiter_v0_1_15 import build
 from tests.support.fake_aiter import needs_ninja

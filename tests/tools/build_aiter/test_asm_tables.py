@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from attn_dispatch_tools.build_aiter import asm_tables
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 from tests.support.fake_aiter_checkout import FORWARD, NO_ROWS, kernel, make_checkout, write
 
 _TABLE = "fmha_v3_fwd/fmha_fwd.csv"

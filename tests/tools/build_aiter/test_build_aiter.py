@@ -14,7 +14,7 @@ import pytest
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter.folder import WHEEL_VERSION, AiterBuild
 from attn_dispatch_tools.build_aiter import command, debian, ninja, toolchain, wheel
-from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.terminal.building import BuildError
 from tests.support import fake_aiter
 from tests.support.fake_aiter import needs_ninja
 

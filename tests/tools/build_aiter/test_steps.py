@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from attn_dispatch_tools.build_aiter import flags, generate, ninja, toolchain, wheel
-from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.generate import Filters
 from attn_dispatch_tools.build_aiter.ninja import Library
 from attn_dispatch_tools.build_aiter.toolchain import Toolchain
+from attn_dispatch_tools.terminal.building import BuildError
 from tests.support import fake_aiter
 from tests.support.fake_aiter import needs_ninja
 

@@ -13,8 +13,8 @@ from attn_dispatch import mods
 from attn_dispatch.fa4.score_variant import ScoreChange, variant_of
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch_tools.build_fa4 import command
-from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.score_mods import variant
+from attn_dispatch_tools.terminal.building import BuildError
 from tests.support import fa4_stand_in
 from tests.support.repository import environment
 

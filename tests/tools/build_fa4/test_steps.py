@@ -14,9 +14,9 @@ import pytest
 from attn_dispatch.devices import code_files
 from attn_dispatch_tools.build_fa4 import compiling, environment, linking, processes, score_mods
 from attn_dispatch_tools.build_fa4.compiling import Compiled
-from attn_dispatch_tools.build_fa4.errors import BuildError
 from attn_dispatch_tools.build_fa4.hosts import HOSTS
 from attn_dispatch_tools.build_fa4.sets import SETS
+from attn_dispatch_tools.terminal.building import BuildError
 from tests.support import fa4_stand_in
 
 D64, MLA = SETS["sm90_d64_bfloat16"], SETS["sm90_d192_128_float16"]

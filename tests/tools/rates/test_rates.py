@@ -19,7 +19,7 @@ from attn_dispatch_tools.bench.regret.timed_call import FORWARD, STEP, TimedCall
 from attn_dispatch_tools.rates.fit import as_rates, fitted, parameters_of
 from attn_dispatch_tools.rates.measure import write
 from attn_dispatch_tools.rates.observations import Measured, measured_in, observations
-from attn_dispatch_tools.rates.replay import replayed
+from tests.support.replayed_rates import replayed
 
 H200 = parse("h200")
 
