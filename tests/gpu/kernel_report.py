@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from attn_dispatch.fa4.compiled import KernelSet
 from attn_dispatch_tools.reports.environment import environment, file_name
@@ -23,6 +24,18 @@ def row(case: str, result: str, error: float, allowed: float) -> Row:
     """A check of a result. `case` begins with the set's name."""
     is_right = error <= allowed  # False for NaN
     return {"case": case, "result": result, "error": error, "allowed": allowed, "right": is_right}
+
+
+def relative_error(got: Any, exact: Any, least: float = 0.0) -> float:
+    """The largest error, as a share of the reference's largest number or of `least`; inf if
+    infinities or NaN are in different places."""
+    x, y = (np.asarray(z).astype(np.float64) for z in (got, exact))
+    assert x.shape == y.shape
+    finite = np.isfinite(y)
+    if not np.where(finite, np.isfinite(x), x == y).all():
+        return float("inf")
+    error, largest = (np.abs(z).max(initial=0) for z in (x[finite] - y[finite], y[finite]))
+    return float(error / max(largest, least)) if error else 0.0
 
 
 def rows_of(case: str, checks: Iterable[Check]) -> list[Row]:

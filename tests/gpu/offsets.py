@@ -19,11 +19,11 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +95,6 @@ def results(call: Call, implementation: Any, given: list[jax.Array]) -> dict[str
     return dict(zip(names, found, strict=True))
 
 
-def error(got: jax.Array, expected: jax.Array) -> float:
-    """The largest error as a share of the largest number; infinite where NaN or infinities are in
-    different places."""
-    x, y = (np.asarray(z, np.float64) for z in (got, expected))
-    is_same = np.where(np.isfinite(y), np.isfinite(x), x == y)
-    if not is_same.all():
-        return float("inf")
-    finite = np.isfinite(y)
-    return float(np.abs(x - y)[finite].max(initial=0) / max(np.abs(y[finite]).max(initial=0), 0.1))
-
-
 def check(call: Call, implementation: str) -> Iterator[kernel_report.Row]:
     given = arrays(call.t, call.s)
     exact = results(call, "xla", [x.astype(jnp.float32) for x in given])
@@ -117,24 +106,13 @@ def check(call: Call, implementation: str) -> Iterator[kernel_report.Row]:
         yield kernel_report.row(case, "runs", 1.0, 0.0)
         return
     for name, x in found.items():
-        got = error(x, exact[name])
+        got = kernel_report.relative_error(x, exact[name], least=0.1)
         if got > _ALLOWED:
             print(f"WRONG: {case}: {name} {got:.3g}", flush=True)
         yield kernel_report.row(case, name, got, _ALLOWED)
 
 
-def seconds_of(function: Callable[..., Any], given: tuple[Any, ...]) -> float:
-    """The median time of a run, several of which are started at once."""
-    jax.block_until_ready(function(*given))
-    found: list[float] = []
-    for _ in range(7):
-        begin = time.perf_counter()
-        jax.block_until_ready([function(*given) for _ in range(4)])
-        found.append((time.perf_counter() - begin) / 4)
-    return statistics.median(found)
-
-
-def measured(implementation: str) -> Iterator[tuple[str, dict[str, float]]]:
+def times_of(implementation: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Microseconds forward and backward of each way to write two calls."""
     for name, t, s, offset, left in (
         ("a chunk of 4096 at 12288 of 32768 keys", 4096, 32768, 12288, None),
@@ -161,7 +139,7 @@ def measured(implementation: str) -> Iterator[tuple[str, dict[str, float]]]:
             ways["keys cut by hand"] = lambda *x: {
                 "is_causal": True, "causal_alignment": "bottom_right"
             }  # fmt: skip
-        times: dict[str, float] = {}
+        programs: dict[str, Callable[[], object]] = {}
         for way, options in ways.items():
             by_hand = way == "keys cut by hand"
             given = (q, k[:, cut], v[:, cut]) if by_hand else (q, k, v)
@@ -173,11 +151,8 @@ def measured(implementation: str) -> Iterator[tuple[str, dict[str, float]]]:
                 return out.astype(jnp.float32).sum()
 
             at = jnp.full((1,), offset, jnp.int32)
-            try:
-                seconds = seconds_of(jax.jit(jax.grad(loss, (0, 1, 2))), (*given, at))
-                times[way] = 1e6 * seconds
-            except NotImplementedError as refused:
-                print(f"{implementation}: {name}: {way}: {str(refused)[:200]}", flush=True)
+            programs[way] = partial(jax.jit(jax.grad(loss, (0, 1, 2))), *given, at)
+        times = kernel_report.measured(programs)
         print(implementation, name, {x: round(y) for x, y in times.items()}, flush=True)
         yield f"{implementation}: {name}", times
 
@@ -208,7 +183,7 @@ def main() -> None:
         for name in names:
             rows += check(call, name)
     for name in names:
-        times |= dict(measured(name))
+        times |= dict(times_of(name))
     wrong = [row for row in rows if not row["right"]]
     print(f"{len(rows)} checks, {len(wrong)} wrong, {time.monotonic() - begin:.0f} s", flush=True)
     if arguments.out is not None:
