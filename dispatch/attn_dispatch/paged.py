@@ -149,7 +149,8 @@ def paged_calls(arguments: Arguments) -> tuple[tuple[Call, ...], Packed]:
     if arguments.cu_seqlens_q is None:
         if arguments.max_seqlen_q is not None:
             raise ValueError(
-                f"cu_seqlens_q: expected one with max_seqlen_q={arguments.max_seqlen_q}, got None"
+                f"cu_seqlens_q: expected an array with max_seqlen_q={arguments.max_seqlen_q}, "
+                "got None"
             )
         return (normal_form(arguments),), lambda results, _: results[0]
     cu_seqlens, longest = check_ragged(arguments, arguments.cu_seqlens_q)

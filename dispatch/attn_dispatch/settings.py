@@ -206,7 +206,7 @@ def checked_context(strategy: object, name: str = "context_parallel") -> Context
 
 def checked_bool(wanted: object, name: str) -> bool:
     if not isinstance(wanted, bool):
-        raise ValueError(f"{name}: expected a bool, got {wanted!r}")
+        raise ValueError(f"{name}: expected True or False, got {wanted!r}")
     return wanted
 
 
@@ -239,9 +239,10 @@ def checked_scratch(limit: object, name: str = "scratch_limit") -> ScratchLimit:
         size = number * (_UNITS | _BINARY_UNITS)[(found[2] or "").lower()]
         if not found[3] and 1 <= size < math.inf:
             return int(size)
+    got = f"{limit!r:.60}"
     raise ValueError(
         f"{name}: expected a positive number of bytes, a size like '2GB', a share of the device's "
-        f"memory like '25%', 'off' or None, got {limit!r}"
+        f"memory like '25%', 'off' or None, got {got}"
     )
 
 

@@ -190,7 +190,7 @@ def test_pages_freed_behind_a_window_are_not_missed():
         (lambda x: serving.reorder(x, ONE[:2])[0], ValueError, r"parents: .*\[4\], got int32\[2\]"),
         (
             lambda x: serving.reorder(x, [0, 0, 0, 1])[0],
-            serving.OutOfPages, "expected at most 1 new pages, which are free of 4, got 2",
+            serving.OutOfPages, "expected at most 1 new pages, as many as are free of 4, got 2",
         ),
     ],
 )  # fmt: skip

@@ -171,6 +171,6 @@ def _swapped_hint(heads_first: bool) -> str:
 def _check_heads(query_heads: int, keys: str, kv_heads: int, axes: str, hint: str = "") -> None:
     if (query_heads % kv_heads if kv_heads else query_heads) != 0:
         raise ValueError(
-            f"query: expected the number of heads to be a multiple of {keys}'s {kv_heads}, got "
-            f"{query_heads} ({axes}){hint}"
+            f"query: expected the number of heads to be a multiple of {kv_heads}, the heads of "
+            f"{keys}, got {query_heads} ({axes}){hint}"
         )

@@ -36,12 +36,21 @@ Window = int | jax.Array | Sequence[Side] | None
 def shown(value: object) -> str:
     """A wrong value as a message shows it; of a traced one also how to make it static."""
     if is_tracer(value):
-        x = array_type(value)
         return (
-            f"a traced {x.dtype.name}{list(x.shape)}; it must be known when the program is traced: "
-            "under jax.jit, put the argument that it comes from into static_argnames; in a scan or "
-            "vmap, make a call for each value"
+            f"{_shown_briefly(value)}; it must be known when the program is traced: under jax.jit, "
+            "put the argument that it comes from into static_argnames; in a scan or vmap, make a "
+            "call for each value"
         )
+    return _shown_briefly(value)
+
+
+def _shown_briefly(value: object) -> str:
+    if isinstance(value, jax.Array | np.ndarray):
+        x = array_type(value)
+        kind = "a traced" if is_tracer(value) else "an array"
+        return f"{kind} {x.dtype.name}{list(x.shape)}"
+    if isinstance(value, tuple) and any(map(is_tracer, cast("tuple[object, ...]", value))):
+        return f"({', '.join(map(_shown_briefly, cast('tuple[object, ...]', value)))})"
     return repr(value)
 
 
@@ -53,8 +62,7 @@ def static_float(name: str, value: object, expected: str = "a static number") ->
     except OverflowError as error:
         raise ValueError(f"{name}: expected a number that a float holds, got {value}") from error
     except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
-        got = shown(value) if is_tracer(value) else type(value).__name__
-        raise ValueError(f"{name}: expected {expected}, got {got}") from error
+        raise ValueError(f"{name}: expected {expected}, got {shown(value)}") from error
 
 
 def _check_range(name: str, value: float, dtype: DTypeLike) -> None:
@@ -63,7 +71,7 @@ def _check_range(name: str, value: float, dtype: DTypeLike) -> None:
     least, most = float(facts.tiny), float(facts.max)
     if not least <= abs(value) <= most:
         raise ValueError(
-            f"{name}: expected a size from {least:.3g} to {most:.3g}, the normal numbers of "
+            f"{name}: expected a magnitude from {least:.3g} to {most:.3g}, the normal numbers of "
             f"{facts.dtype.name}, got {value:g}"
         )
 

@@ -128,7 +128,10 @@ def parse(name: str) -> Device:
         gpu_name = product or _AMD_NAMES[arch]
         return Device("rocm", arch, gpu_name, is_present=False, library=library)
     if version:
-        raise ValueError(f"target: AITER runs on AMD GPUs ({', '.join(_AMD_NAMES)}), got {name!r}")
+        amd = ", ".join(_AMD_NAMES)
+        raise ValueError(
+            f"target: expected an AMD GPU ({amd}) before AITER's version, got {name!r}"
+        )
     if arch in _XLA_ONLY:
         return _XLA_ONLY[arch]
     if arch in known:

@@ -100,8 +100,8 @@ def _chunks(length: int, parts: int, order: Order) -> tuple[np.ndarray, int]:
         found = order.tokens.shape[-1]
         if (order.parts, found) != (parts, length):
             raise ValueError(
-                f"order: expected one of {length} tokens on {parts} devices, got one of {found} on "
-                f"{order.parts}"
+                f"order: expected an order of {length} tokens on {parts} devices, got one of "
+                f"{found} tokens on {order.parts}"
             )
         return order.tokens, 1
     is_zigzag = check_choice("order", order, get_args(_Named)) == "zigzag"
@@ -127,13 +127,15 @@ def _in_order(x: _Array, parts: int, order: Order, axis: int, *, is_back: bool) 
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
     if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis: expected one of {list(x.shape)}, got {axis}")
+        raise ValueError(
+            f"axis: expected an axis of {list(x.shape)}, from {-x.ndim} to {x.ndim - 1}, got {axis}"
+        )
     axis %= x.ndim
     chunks, chunk = _chunks(x.shape[axis], parts, order)
     if chunks.ndim == 2 and (axis == 0 or x.shape[0] != len(chunks)):
         raise ValueError(
-            f"order: expected tokens behind axis 0, of {len(chunks)} rows as the order has, got "
-            f"axis {axis} of {list(x.shape)}"
+            f"order: expected {len(chunks)} rows on axis 0, as the order has, and tokens on a "
+            f"later axis, got an array {list(x.shape)} with tokens on axis {axis}"
         )
     if order == "contiguous":
         return x

@@ -146,10 +146,10 @@ def _check_room(name: str, tables: PageTables, number: jax.Array) -> None:
         return
     if (known > lengths).any():
         slot = int(np.argmax(known > lengths))
-        hint = "; pass tokens where slots have grown by fewer" if name == "new" else ""
+        hint = "; pass tokens, the numbers by which slots have grown" if name == "new" else ""
         raise ValueError(
-            f"{name}: expected no more keys than slot {slot} has after grow, {int(lengths[slot])}, "
-            f"got {int(known[slot])}{hint}"
+            f"{name}: expected at most {int(lengths[slot])} for slot {slot}, which has no more "
+            f"keys after grow, got {int(known[slot])}{hint}"
         )
 
 

@@ -70,7 +70,7 @@ def reorder(tables: PageTables, parents: ArrayLike) -> tuple[PageTables, jax.Arr
     too_many = is_copied.sum() > (kept == 0).sum()
     if not is_tracer(too_many) and too_many:
         raise OutOfPages(
-            f"expected at most {int((kept == 0).sum())} new pages, which are free of "
+            f"expected at most {int((kept == 0).sum())} new pages, as many as are free of "
             f"{kept.shape[0]}, got {int(is_copied.sum())}"
         )
     after = replace(

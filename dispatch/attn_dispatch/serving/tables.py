@@ -130,7 +130,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
         if (tokens < 0).any():
             raise ValueError(f"tokens: expected 0 or more, got {int(tokens.min())}")
         raise OutOfPages(
-            f"expected at most {int(tables.free_pages)} new pages, which are free of "
+            f"expected at most {int(tables.free_pages)} new pages, as many as are free of "
             f"{tables.references.shape[0]}, got {int(needed.sum())}"
         )
     grown = replace(tables, table=table, lengths=lengths, references=references)

@@ -132,7 +132,10 @@ def _query_and_key(
     found: list[jax.ShapeDtypeStruct] = []
     for name, x in (("query", query), ("key", query if key is None else key)):
         if not isinstance(x, jax.ShapeDtypeStruct) or len(x.shape) < 3:
-            raise ValueError(f"{name}: {notation.EXPECTED}, got {x!r}")
+            got = (
+                f"{x.dtype.name}{list(x.shape)}" if isinstance(x, jax.ShapeDtypeStruct) else repr(x)
+            )
+            raise ValueError(f"{name}: {notation.EXPECTED}, got {got}")
         found.append(x)
     return found[0], found[1]
 

@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> None:
                 assert_kernels, allow_others=args.allow_others, implementations=args.implementation
             )
         elif args.allow_others or args.implementation:
-            raise ValueError("--allow-others and --implementation: expected --check with them")
+            raise ValueError("--allow-others, --implementation: expected --check as well, got none")
         else:
             explain = explain_program
         found = explain(function, *arrays, target=args.target, mesh=mesh)
@@ -126,10 +126,10 @@ def _function(name: str) -> Callable[..., object]:
         raise ValueError(f"{_EXPECTED}, got no module {module!r} {where}") from error
     for part in function.split("."):
         if not hasattr(found, part):
-            raise ValueError(f"{_EXPECTED}; {module} has no {function!r}")
+            raise ValueError(f"{_EXPECTED}, got {name!r}, and {module} has no {function!r}")
         found = getattr(found, part)
     if not callable(found):
-        raise ValueError(f"{_EXPECTED}; {name} is no function, but {type(found).__name__}")
+        raise ValueError(f"{_EXPECTED}, got {name!r}, a value of type {type(found).__name__}")
     return found
 
 
