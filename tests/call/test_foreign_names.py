@@ -84,7 +84,9 @@ def test_swapped_heads_and_length_get_a_hint():
     assert "look like" not in str(raised.value)
     # These do not look swapped: 512 would be too many heads.
     twelve, five = (jnp.zeros((2, 512, n, 16)) for n in (12, 5))
-    with pytest.raises(ValueError, match=r"multiple of 5, the heads of key, got 12 \(arrays are .*\)$"):
+    with pytest.raises(
+        ValueError, match=r"multiple of 5, the heads of key, got 12 \(arrays are .*\)$"
+    ):
         dot_product_attention(twelve, five, five)
 
 
