@@ -108,7 +108,7 @@ def test_no_function_of_the_library_takes_untyped_keywords():
 
 
 _ANY_IN_TOOLS = {
-    "bench": (94, "other packages' modules, compiled programs, and the JSON of calls and reports"),
+    "bench": (93, "other packages' modules, compiled programs, and the JSON of calls and reports"),
     "pictures": (16, "arguments under names that options give, and Matplotlib"),
     "rates": (4, "the JSON of measured calls"),
     "reports": (4, "the JSON of a report, Matplotlib, and CUDA's devices"),
