@@ -62,11 +62,7 @@ def explain_program(
       ValueError: the function is none, the target is unknown, or it is None and several are in
         force.
     """
-    if not callable(function):
-        raise ValueError(
-            f"explain_program: expected a function, got {function!r:.60}; pass the function "
-            "itself, and its arguments behind it"
-        )
+    _check_is_function("explain_program", function)
     with nullcontext() if target is None else target_block(target):
         device = device_to_explain("explain_program")
         # Calls that the program makes in a block with another target are judged for this one.
@@ -137,6 +133,7 @@ def assert_kernels(
         the program runs, the reasons, and other attention; or if the program has no attention.
       ValueError: the target is unknown, or no GPU; or an implementation is unknown.
     """
+    _check_is_function("assert_kernels", function)
     allowed = Allowed(check_implementation(implementations, select.names(), "implementations"))
     with nullcontext() if target is None else target_block(target):
         found = explain_program(function, *args, mesh=mesh)
@@ -166,6 +163,14 @@ def assert_kernels(
             f"{_RETURN_IT})"
         )
     return found
+
+
+def _check_is_function(caller: str, function: object) -> None:
+    if not callable(function):
+        raise ValueError(
+            f"{caller}: expected a function, got {function!r:.60}; pass the function itself, and "
+            "its arguments behind it"
+        )
 
 
 _RETURN_IT = "what a function does not return is not part of its program"
