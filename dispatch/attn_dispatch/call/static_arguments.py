@@ -46,11 +46,14 @@ def shown(value: object) -> str:
 
 def _shown_briefly(value: object) -> str:
     if isinstance(value, jax.Array | np.ndarray):
-        x = array_type(value)
-        kind = "a traced" if is_tracer(value) else "an array"
+        x = array_type(cast("jax.Array", value))
+        kind = "a traced" if is_tracer(cast("object", value)) else "an array"
         return f"{kind} {x.dtype.name}{list(x.shape)}"
-    if isinstance(value, tuple) and any(map(is_tracer, cast("tuple[object, ...]", value))):
-        return f"({', '.join(map(_shown_briefly, cast('tuple[object, ...]', value)))})"
+    if isinstance(value, tuple):
+        entries = cast("tuple[object, ...]", value)
+        if any(map(is_tracer, entries)):
+            return f"({', '.join(map(_shown_briefly, entries))})"
+        return repr(entries)
     return repr(value)
 
 
