@@ -32,7 +32,7 @@ from attn_dispatch.aiter.arrays import (
     workspace_bytes,
 )
 from attn_dispatch.aiter.call import AiterCall, call_for
-from attn_dispatch.aiter.call_rules import CALL_RULES
+from attn_dispatch.aiter.call_rules import call_reasons
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.release import Release
 from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
@@ -44,7 +44,7 @@ from attn_dispatch.devices.implementation import (
     platform_reasons,
     require_arch,
 )
-from attn_dispatch.reason import Reason, broken, sentences
+from attn_dispatch.reason import Reason, sentences
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.real_rows import each_query_attends
@@ -66,7 +66,7 @@ SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """Every limit of this version and of AITER's kernels that the call exceeds."""
-    reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
+    reasons = (*_device_reasons(device), *call_reasons(spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         reasons += _kernel_reasons(spec, device)
     return tuple(dict.fromkeys(reasons))
