@@ -6,6 +6,7 @@ float64.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attn_dispatch.call.operands import fitted
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import (
     REWRITES,
@@ -45,7 +47,6 @@ from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.semantics.sinks import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-from attn_dispatch.semantics.wider_arrays import pad_last
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step
@@ -272,8 +273,15 @@ def _nan_kept(spec: AttentionSpec, operands: NamedArrays) -> tuple[NamedArrays, 
     return {}, {name: jnp.zeros((batch, length), bool) for name, length in none_invalid.items()}
 
 
-def _doubled(x: Any, size: int) -> Any:
-    return 2 * pad_last(x, size)
+def _doubled(name: str, x: Any, sizes: Mapping[str, int]) -> Any:
+    x = fitted(name, x, sizes)
+    return 2 * x if name == "value" else x
+
+
+def _with_ones(name: str, x: Any, sizes: Mapping[str, int]) -> Any:
+    """Ones in place of the zeros that pad."""
+    found = fitted(name, x, sizes)
+    return fitted(name, x - 1, sizes) + 1 if found.size > x.size else found
 
 
 _COMPUTE = CALL_FOR_EACH_KEY.compute
@@ -296,7 +304,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
         "a bias that is", row_bias, "_row_grad", lambda spec, x: jnp.zeros_like(x["lse"]) + 1
     ),
     "keys in another order": ("dropout keys", CALL_FOR_EACH_KEY, "compute", _keys_reversed),
-    "columns twice": ("value: a call for at most 128", value_columns, "pad_last", _doubled),
+    "columns twice": ("value: a call for at most 128", value_columns, "fitted", _doubled),
     "no positions": ("causality and window", as_mask_or_bias, "allowed", _no_positions),
     "no segments": ("sequences", as_mask_or_bias, "allowed", _no_positions),
     "NaN kept": ("sequences", as_mask_or_bias, "_without_nan", _nan_kept),
@@ -326,10 +334,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
         "score_mod: what it adds", mods, "_along_diagonals",
         lambda x, queries, keys: jnp.roll(_ALONG_DIAGONALS(x, queries, keys), 1, axis=3),
     ),
-    "columns": (
-        "head dim", wide_heads, "pad_last",
-        lambda x, size: jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[3])], constant_values=1),
-    ),
+    "columns": ("head dim", wide_heads, "fitted", _with_ones),
 }  # fmt: skip
 """By fault: the start of a rewrite's name, and a replacement that breaks the rewrite."""
 
