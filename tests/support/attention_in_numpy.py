@@ -25,12 +25,17 @@ def summed(x: np.ndarray, kv_heads: int) -> np.ndarray:
 def across(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The products of all rows of x [..., T, N, H] and of y [..., S, K, H]."""
     y = repeated(y, x.shape[-2])
-    return _swapped(x) @ _swapped(y).swapaxes(-1, -2)
+    return _product(_swapped(x), _swapped(y).swapaxes(-1, -2))
 
 
 def applied(weights: np.ndarray, v: np.ndarray) -> np.ndarray:
     """The sums [..., T, N, H] of values [..., S, K, H] by their weights."""
-    return _swapped(weights @ _swapped(repeated(v, weights.shape[-3])))
+    return _swapped(_product(weights, _swapped(repeated(v, weights.shape[-3]))))
+
+
+def _product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # infinite padding makes NaN, as in a kernel
+        return x @ y
 
 
 def _swapped(x: np.ndarray) -> np.ndarray:
@@ -53,7 +58,7 @@ def gradients(
     q: np.ndarray, k: np.ndarray, weights: np.ndarray, score_grad: np.ndarray, out_grad: np.ndarray
 ) -> Three:
     """The gradients of q, k and v, from that of q · k."""
-    dk = _swapped(score_grad.swapaxes(-1, -2) @ _swapped(q))
-    dv = _swapped(weights.swapaxes(-1, -2) @ _swapped(out_grad))
+    dk = _swapped(_product(score_grad.swapaxes(-1, -2), _swapped(q)))
+    dv = _swapped(_product(weights.swapaxes(-1, -2), _swapped(out_grad)))
     kv_heads = k.shape[-2]
     return applied(score_grad, k), summed(dk, kv_heads), summed(dv, kv_heads)
