@@ -10,6 +10,7 @@ from attn_dispatch.call.features import feature_rule, unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.common_rules import (
+    DECIDED,
     DROPOUT_KEYS,
     DTYPE,
     EMPTY,
@@ -39,17 +40,6 @@ def _keeps_another_share(spec: AttentionSpec) -> bool:
     kept, wanted = _share_kept(spec.meaning.dropout_rate), 1 - spec.meaning.dropout_rate
     return abs(kept - wanted) > _MAX_RATE_ERROR * wanted
 
-
-FEATURES = (
-    "causality and windows", "local_window_size as an array", "causal_alignment as a number",
-    "key and value in pages", "key and value in one pool of pages", "lengths", "segment ids",
-    "cu_seqlens", "mask", "bias", "alibi_slopes", "sinks", "logits_soft_cap", "score_mod",
-    "mask_mod", "dropout", "deterministic_backward", "the row maximum",
-    "the dropout mask as a result",
-    "the gradient of lse", "the gradient of bias", "the gradient of alibi_slopes",
-    "the gradient of sinks", "the gradient of what score_mod reads",
-)  # fmt: skip
-"""The features that AITER runs in some calls at least, or that a rule below refuses."""
 
 CALL_RULES = (
     _feature("mask", "pass lengths, a window or segment ids instead, if they express the mask"),
@@ -104,4 +94,4 @@ CALL_RULES = (
 
 def call_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
     """Every reason against a call that does not depend on AITER's kernels."""
-    return broken(CALL_RULES, spec) + unknown_features(spec, FEATURES, _NOT_RUN)
+    return broken(CALL_RULES, spec) + unknown_features(spec, DECIDED, _NOT_RUN)

@@ -81,5 +81,5 @@ def unknown_features(spec: AttentionSpec, known: Collection[str], whose: str) ->
       known: the features that the implementation knows.
       whose: the end of the sentences, after the feature: "toy has none".
     """
-    unknown = (x for x in features_of(spec) if x not in known)
+    unknown = (x for x, has in _HAS.items() if x not in known and has(spec))
     return tuple(feature_rule(x, f"{x}: {whose}").reason(spec) for x in unknown)

@@ -21,6 +21,7 @@ from attn_dispatch.cudnn.score_nodes import nodes_of
 from attn_dispatch.programs.program import is_finite
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.common_rules import (
+    DECIDED,
     DROPOUT_KEYS,
     DTYPE,
     EMPTY,
@@ -70,17 +71,6 @@ def _remedy_mask_mod(spec: AttentionSpec) -> str:
 def _sums_a_row_bias(spec: AttentionSpec) -> bool:
     return ROW_BIAS_GRADIENT.applies(spec) and spec.seq_len_kv > 1
 
-
-FEATURES = (
-    "causality and windows", "local_window_size as an array", "causal_alignment as a number",
-    "key and value in pages", "key and value in one pool of pages", "lengths", "segment ids",
-    "cu_seqlens", "mask", "bias", "alibi_slopes", "sinks", "logits_soft_cap", "score_mod",
-    "mask_mod", "dropout", "deterministic_backward", "the row maximum",
-    "the dropout mask as a result",
-    "the gradient of lse", "the gradient of bias", "the gradient of alibi_slopes",
-    "the gradient of sinks", "the gradient of what score_mod reads",
-)  # fmt: skip
-"""The features that cuDNN runs in some calls at least, or that a rule below refuses."""
 
 _RULES = (
     feature_rule(
@@ -174,7 +164,7 @@ _RULES = (
 
 def not_supported_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
     """Every rule the call breaks."""
-    reasons = broken(_RULES, spec) + unknown_features(spec, FEATURES, "cuDNN has none")
+    reasons = broken(_RULES, spec) + unknown_features(spec, DECIDED, "cuDNN has none")
     if spec.meaning.mods and isinstance(why := nodes_of(spec, packed=False), Reason):
         reasons += (why,)
     return reasons

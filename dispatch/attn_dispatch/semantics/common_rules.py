@@ -6,6 +6,18 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Rule
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
+DECIDED = (
+    "causality and windows", "local_window_size as an array", "causal_alignment as a number",
+    "key and value in pages", "key and value in one pool of pages", "lengths", "segment ids",
+    "cu_seqlens", "mask", "bias", "alibi_slopes", "sinks", "logits_soft_cap", "score_mod",
+    "mask_mod", "dropout", "deterministic_backward", "the row maximum",
+    "the dropout mask as a result", "the gradient of lse", "the gradient of bias",
+    "the gradient of alibi_slopes", "the gradient of sinks",
+    "the gradient of what score_mod reads",
+)  # fmt: skip
+"""The features that cuDNN and AITER run in some calls at least, or refuse by rules of their own.
+One that a later version adds is not among them, so that both refuse it until they know it."""
+
 DTYPE = Rule[AttentionSpec](
     "dtype",
     lambda c: c.dtype not in ("float16", "bfloat16"),
